@@ -1,0 +1,74 @@
+# From a bare machine with make and Python >= 3.11:
+#
+#   make demo        run the demo (runtime dependencies only)
+#   make test        run the tests
+#   make lint        ruff (lint and format) and pyright
+#   make docs        build the documentation into site/
+#   make benchmark   run the benchmarks
+#   make format      let ruff fix and format the code
+#   make clean       remove .venv and everything built
+#
+# Each target first installs what it needs into .venv, once, and again when pyproject.toml changes.
+# Another interpreter: `make test PYTHON=python3.12`. It is used when .venv is created.
+
+PYTHON ?= python3
+PYTEST_ARGS ?= -q -n 2 --dist worksteal
+
+# All paths are relative, so a checkout path with spaces works.
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint docs benchmark format clean
+.DEFAULT_GOAL := demo
+.DELETE_ON_ERROR:
+# pip must not run twice at once in one environment, so `make -j` is serialised.
+.NOTPARALLEL:
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/stagecert demo
+
+test: $(VENV)/.installed-test
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright --pythonpath $(PY)
+
+# The variable silences the theme's banner about its end of life (May 2027).
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+benchmark: $(VENV)/.installed-test
+	$(PY) -m benchmarks.core
+
+format: $(VENV)/.installed-lint
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean:
+	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis
+
+# One stamp for the runtime install and one per extra, all in the same environment. An install with
+# an extra covers the runtime dependencies, so it renews that stamp too.
+$(VENV)/.installed: pyproject.toml | $(VENV)/pyvenv.cfg
+	@echo "Installing stagecert into $(VENV) ..."
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/pyvenv.cfg
+	@echo "Installing stagecert[$*] into $(VENV) ..."
+	@$(PIP_INSTALL) --editable ".[$*]"
+	@touch $(VENV)/.installed $@
+
+$(VENV)/pyvenv.cfg:
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "error: '$(PYTHON)' not found; stagecert needs Python 3.11 or newer." >&2; \
+	  echo "Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: stagecert needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1)." >&2; \
+	  echo "Name another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -m venv $(VENV) || { rm -f $@; \
+	  echo "error: '$(PYTHON) -m venv' failed (on Debian and Ubuntu: install python3-venv)." >&2; \
+	  exit 1; }

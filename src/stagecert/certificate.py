@@ -1,0 +1,390 @@
+"""Lower bounds: one trusted formula, valid for any anchor point and any multipliers.
+
+The Lagrangian L = f + sum_i (y_i+ lower_i - y_i- upper_i - y_i z_i) is convex in (inputs, blocks) for
+any multipliers y, and nowhere above f at a feasible point. So its linearisation at any anchor point,
+minimised over the inputs' set (and over enclosing boxes of the blocks, where its slope there is not
+zero), is a lower bound on the optimum. Searching for good anchors and multipliers is somebody else's
+business: a poor choice gives a weak bound, never a wrong one.
+"""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert import pieces, tree
+from stagecert.errors import ProblemError
+from stagecert.problem import Problem, as_arrays
+from stagecert.reformulation import (
+    ForwardPass,
+    Point,
+    Sweep,
+    complementarity,
+    fractions_gradient,
+    linearise,
+)
+
+
+class Anchor(eqx.Module):
+    """The point (inputs, blocks) at which a Lagrangian is linearised; it need not be feasible."""
+
+    inputs: Any
+    blocks: tuple
+
+
+class BoundParts(eqx.Module):
+    """A lower bound in floating point, and an estimate of what rounding may have added to it.
+
+    `minimiser` is the point of the inputs' set where the linearisation is least.
+    """
+
+    computed: Any
+    rounding: Any
+    minimiser: Any
+
+    def bound(self):
+        """The bound to report: lowered by the allowance; -inf where nothing was proven."""
+        lowered = self.computed - self.rounding
+        return jnp.where(jnp.isnan(lowered), -jnp.inf, lowered)
+
+
+def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=None) -> BoundParts:
+    """A lower bound on the optimum from any anchor and any multipliers. Two passes.
+
+    Args:
+        problem: the problem; its own functions are used, never smoothed ones.
+        anchor: where the Lagrangian is linearised.
+        multipliers: one array for each block; positive entries act on lower bounds, negative ones on
+            upper bounds.
+        slopes: weights for the nonsmooth pieces (as recorded by a forward pass); None takes exact
+            subgradients at the anchor.
+
+    >>> import stagecert as sc
+    >>> problem = sc.Problem(sc.Box(-1.0, 1.0), (sc.Stage(lambda s, z: s**2 - 1, lambda s, z: 1 - s**2),),
+    ...                      lambda s, z: z[0])
+    >>> anchor = sc.Anchor(inputs=jnp.array(0.25), blocks=(jnp.array(0.0),))
+    >>> round(float(sc.lower_bound(problem, anchor, (jnp.array(1.0),)).bound()), 3)
+    -1.562
+    """
+    treatment_of = pieces.exactly_sloped if slopes is None else pieces.given_slopes
+
+    def lagrangian(inputs, blocks, slack_share):
+        treatment = treatment_of(slack_share)
+        value, _ = problem.objective.evaluate(
+            inputs, blocks, treatment, None if slopes is None else slopes[1]
+        )
+        total, size = value, jnp.abs(value)
+        for i, stage in enumerate(problem.stages):
+            lower, upper, _ = stage.bounds(
+                inputs, blocks[:i], blocks[i], treatment, None if slopes is None else slopes[0][i]
+            )
+            y, z = multipliers[i], blocks[i]
+            up, down = jnp.maximum(y, 0), jnp.maximum(-y, 0)
+            total = total + jnp.sum(up * (lower - z) - down * (upper - z))
+            size = size + jnp.sum(up * (jnp.abs(lower) + jnp.abs(z)))
+            size = size + jnp.sum(down * (jnp.abs(upper) + jnp.abs(z)))
+        return total, size
+
+    one = jnp.ones((), jnp.result_type(*jax.tree.leaves(anchor.inputs)))
+    (value, size), (of_inputs, of_blocks, slack) = jax.value_and_grad(
+        lagrangian, argnums=(0, 1, 2), has_aux=True
+    )(anchor.inputs, anchor.blocks, one)
+    return minimum_of_linearisation(
+        problem, anchor, value - slack, size + jnp.abs(slack), of_inputs, of_blocks, multipliers
+    )
+
+
+def minimum_of_linearisation(
+    problem: Problem, anchor: Anchor, value, size, of_inputs, of_blocks, multipliers
+) -> BoundParts:
+    """min of value + slope . (point - anchor) (+ the objective's declared curvature).
+
+    `of_blocks` None says that the slope in the blocks is zero by construction. `size` is the sum of
+    the absolute values that went into `value`, for the rounding allowance.
+    """
+    eps = jnp.finfo(value.dtype).eps
+    curvature = problem.objective.curvature_inputs
+    if curvature is None:
+        best = problem.inputs.minimise_linear(of_inputs)
+        term = tree.dot(of_inputs, tree.subtract(best, anchor.inputs))
+    else:
+        best, term = problem.inputs.minimise_quadratic(of_inputs, anchor.inputs, curvature)
+    sizes = jax.tree.map(
+        lambda g, b, a: jnp.sum(jnp.abs(g) * (jnp.abs(b) + jnp.abs(a))), of_inputs, best, anchor.inputs
+    )
+    total, size = value + term, size + jax.tree.reduce(jnp.add, sizes)
+    charge = jnp.zeros_like(value)
+    if of_blocks is not None:
+        largest = jnp.zeros_like(value)
+        for y in multipliers:
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(y), initial=0))
+        for i, stage in enumerate(problem.stages):
+            term, extra = _block_minimum(problem, stage, i, of_blocks[i], anchor.blocks[i], largest)
+            total, charge = total + term, charge + extra
+    return BoundParts(total, 4 * eps * size + charge, best)
+
+
+def _block_minimum(problem, stage, index, slope, block, largest):
+    """min of slope . d + curvature/2 d^2 over the block's box, or over everything; and a charge."""
+    curvatures = problem.objective.curvature_blocks
+    curvature = jnp.asarray(0.0 if curvatures is None else curvatures[index], block.dtype)
+    curvature = jnp.broadcast_to(curvature, block.shape)
+    curved = curvature > 0
+    newton = -slope / jnp.where(curved, curvature, 1)
+    if stage.box is not None:
+        lowest, highest = (jnp.broadcast_to(jnp.asarray(b), block.shape) for b in stage.box)
+        corner = jnp.where(slope > 0, lowest - block, highest - block)
+        # A curved entry is minimised at the Newton step, brought into the box.
+        step = jnp.where(curved, jnp.clip(newton, lowest - block, highest - block), corner)
+        step = jnp.where((slope == 0) & ~curved, 0, step)
+        return jnp.sum(slope * step + 0.5 * curvature * step**2), jnp.zeros_like(largest)
+    # Without a box and without curvature only a zero slope gives a bound. Consistent multipliers make
+    # it zero up to rounding, and what rounding left is charged at the block's own magnitude.
+    negligible = jnp.abs(slope) <= 1e5 * jnp.finfo(block.dtype).eps * largest
+    with_curvature = jnp.where(curved, 0.5 * slope * newton, 0)
+    without = jnp.where(negligible, 0, -jnp.inf)
+    charge = jnp.where(curved, 0, jnp.abs(slope) * (1 + jnp.abs(block)))
+    term = jnp.sum(jnp.where(curved, with_curvature, without))
+    return term, jnp.sum(charge)
+
+
+def lagrangian_value(done: ForwardPass, multipliers: tuple):
+    """L at the point of a forward pass."""
+    total = done.value
+    for y, z, lower, upper in zip(multipliers, done.blocks, done.lower, done.upper, strict=True):
+        total = total + jnp.sum(jnp.maximum(y, 0) * (lower - z) - jnp.maximum(-y, 0) * (upper - z))
+    return total
+
+
+class Evaluation(eqx.Module):
+    """A feasible point with its value, and a lower bound proposed from it.
+
+    The bound here is for steering the search, in the search's own precision; what is published is
+    `lower_bound` of the same proposal in float64.
+    """
+
+    point: Point
+    done: ForwardPass
+    consistent: Sweep
+    ordinary: Sweep | None
+    minimiser: Any
+    bound: Any
+    crossing: "Crossing"
+
+    @property
+    def value(self):
+        return self.done.value
+
+    def gradient(self) -> Point:
+        """The ordinary gradient of psi_0 (eq. 5)."""
+        return Point(self.ordinary.inputs, fractions_gradient(self.done, self.ordinary))
+
+    def proposal(self) -> "Proposal":
+        """What is needed to derive the bound again."""
+        return Proposal(self.point, self.done.records, jnp.ones_like(self.bound))
+
+
+class Proposal(eqx.Module):
+    """A point, slopes for the nonsmooth pieces there, and the rule that makes multipliers.
+
+    corrected = 1: consistent multipliers; 0: as drawn (the paper's).
+    """
+
+    point: Point
+    slopes: Any
+    corrected: Any
+
+
+class Crossing(eqx.Module):
+    """The worst place where a lower bound exceeds its upper bound; amount 0 if nowhere."""
+
+    amount: Any
+    stage: Any
+    entry: Any
+
+
+def crossing_of(done: ForwardPass, eps=None) -> Crossing:
+    """Finds where bounds cross by more than rounding (1000 `eps`, relative) explains."""
+    dtype = done.value.dtype
+    eps = jnp.finfo(dtype).eps if eps is None else eps
+    worst = Crossing(jnp.zeros((), dtype), jnp.array(-1), jnp.array(-1))
+    for i, (lower, upper) in enumerate(zip(done.lower, done.upper, strict=True)):
+        size = 1 + jnp.abs(lower) + jnp.abs(upper)
+        excess = (lower - upper - 1e3 * eps * size).ravel()
+        if excess.size == 0:
+            continue
+        entry = jnp.argmax(excess)
+        amount = jnp.where(excess[entry] > 0, (lower - upper).ravel()[entry], 0)
+        here = Crossing(amount, jnp.array(i), entry)
+        worst = tree.select(amount > worst.amount, here, worst)
+    return worst
+
+
+def evaluate(
+    problem: Problem,
+    point: Point,
+    treatment_of=pieces.exactly_sloped,
+    data=None,
+    with_gradient: bool = True,
+) -> Evaluation:
+    """Value and consistent bound at a point, and the ordinary sweep if `with_gradient`.
+
+    One pass forward, and one or two back: `passes_of_evaluate` counts them.
+    """
+    done, back = linearise(problem, point, treatment_of, data)
+    if with_gradient:
+        # Both sweeps in one batched pass back: two right-hand sides cost less than two passes.
+        both = jax.vmap(back)(jnp.array([0, 1]), jnp.array([0, 0]))
+        ordinary, consistent = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
+    else:
+        ordinary, consistent = None, back(1, 0)
+    anchor = Anchor(point.inputs, done.blocks)
+    value = lagrangian_value(done, consistent.multipliers) - consistent.slack
+    parts = minimum_of_linearisation(
+        problem, anchor, value, jnp.abs(value), consistent.inputs, None, consistent.multipliers
+    )
+    bound = jnp.where(jnp.isnan(parts.computed), -jnp.inf, parts.computed)
+    return Evaluation(
+        point, done, consistent, ordinary, parts.minimiser, bound, crossing_of(done)
+    )
+
+
+def passes_of_evaluate(with_gradient: bool = True) -> int:
+    """How many passes `evaluate` makes."""
+    return 3 if with_gradient else 2
+
+
+def as_drawn(problem: Problem, evaluation: Evaluation):
+    """The paper's bound f - Delta: multipliers y_i = d psi_i / d z_i as drawn. Two more passes."""
+    parts = lower_bound(
+        problem,
+        Anchor(evaluation.point.inputs, evaluation.done.blocks),
+        evaluation.ordinary.multipliers,
+        evaluation.done.records,
+    )
+    return parts.bound()
+
+
+def duality_gap(problem: Problem, point: Point):
+    """Delta(s, theta) of the paper, with multipliers as drawn; infinite where boxes are missing."""
+    evaluation = evaluate(problem, point)
+    return evaluation.value - as_drawn(problem, evaluation)
+
+
+def complementarity_of(evaluation: Evaluation) -> tuple:
+    """r_i = theta_i y_i+ + (1 - theta_i) y_i- for the ordinary sweep."""
+    return jax.tree.map(
+        complementarity, evaluation.ordinary.multipliers, evaluation.point.fractions
+    )
+
+
+def propose(problem: Problem, proposal: Proposal) -> tuple[ForwardPass, tuple]:
+    """The forward pass and the multipliers that a proposal stands for. Two passes."""
+    done, back = linearise(problem, proposal.point, pieces.given_slopes, proposal.slopes)
+    return done, back(proposal.corrected, 0).multipliers
+
+
+# -- what a user keeps -----------------------------------------------------------------------------
+
+
+class Certificate(eqx.Module):
+    """Everything needed to derive a lower bound again, as plain arrays.
+
+    Attributes:
+        inputs, blocks: the anchor point.
+        multipliers: one array for each block.
+        slopes: weights of the nonsmooth pieces.
+        bound: the bound that was derived.
+    """
+
+    inputs: Any
+    blocks: tuple
+    multipliers: tuple
+    slopes: Any
+    bound: float
+
+    def derive(self, problem: Problem) -> float:
+        """The lower bound on `problem` that this certificate proves, computed anew in float64."""
+        with jax.enable_x64(True):
+            problem, held = as_arrays((problem, self), jnp.float64)
+            return float(_derive(problem, held))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes an .npz file (atomically)."""
+        leaves = {
+            "bound": np.asarray(self.bound),
+            "structure": np.array(json.dumps({"format": "stagecert-certificate", "version": 1})),
+        }
+        for part in _PARTS:
+            for i, leaf in enumerate(jax.tree.leaves(getattr(self, part))):
+                leaves[f"{part}_{i}"] = np.asarray(leaf)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **leaves)
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(buffer.getvalue())
+        partial.replace(path)
+
+    @staticmethod
+    def load(path: str | os.PathLike, problem: Problem) -> "Certificate":
+        """Reads what `save` wrote; `problem` says how the arrays are arranged."""
+        like = jax.eval_shape(lambda: _certificate_like(problem))
+        try:
+            with np.load(path, allow_pickle=False) as held:
+                arrays = {name: held[name] for name in held.files}
+        except (OSError, ValueError, EOFError, KeyError) as error:
+            raise ProblemError(f"{path} is not a certificate: {error}") from error
+        if "structure" not in arrays or "bound" not in arrays:
+            raise ProblemError(f"{path} is not a certificate: it has no header.")
+        parts = {}
+        for part in _PARTS:
+            shapes, structure = jax.tree.flatten(getattr(like, part))
+            names = [f"{part}_{i}" for i in range(len(shapes))]
+            for name, shape in zip(names, shapes, strict=True):
+                if name not in arrays or arrays[name].shape != shape.shape:
+                    seen = arrays[name].shape if name in arrays else "nothing"
+                    raise ProblemError(
+                        f"{path} does not belong to this problem: {name} should have shape "
+                        f"{shape.shape}, but the file has {seen}."
+                    )
+            parts[part] = jax.tree.unflatten(structure, [arrays[name] for name in names])
+        return Certificate(**parts, bound=float(arrays["bound"]))
+
+
+_PARTS = ("inputs", "blocks", "multipliers", "slopes")
+
+
+def _certificate_like(problem) -> Certificate:
+    from stagecert.reformulation import full_point
+
+    problem = as_arrays(problem)
+    dtype = jnp.result_type(*jax.tree.leaves(problem.inputs.centre()))
+    evaluation = evaluate(problem, full_point(problem, None, dtype))
+    done = evaluation.done
+    return Certificate(
+        evaluation.point.inputs,
+        done.blocks,
+        evaluation.consistent.multipliers,
+        done.records,
+        0.0,
+    )
+
+
+@eqx.filter_jit
+def _derive(problem, certificate: Certificate):
+    anchor = Anchor(certificate.inputs, certificate.blocks)
+    return lower_bound(problem, anchor, certificate.multipliers, certificate.slopes).bound()
+
+
+def certify(problem: Problem, proposal: Proposal) -> tuple[Certificate, Any]:
+    """The certificate of a proposal in the precision of the arguments, with its bound."""
+    done, multipliers = propose(problem, proposal)
+    anchor = Anchor(proposal.point.inputs, done.blocks)
+    bound = lower_bound(problem, anchor, multipliers, done.records).bound()
+    return Certificate(anchor.inputs, anchor.blocks, multipliers, done.records, bound), bound

@@ -1,0 +1,326 @@
+"""Nonsmooth pieces (relu, abs, max, piecewise linear) that know how to be smoothed and linearised.
+
+Every piece is a maximum over a last axis: relu(x) = max(x, 0), abs(x) = max(x, -x). One JAX
+primitive marks that maximum in the user's functions, so that the library can re-run a function with
+the maximum *treated* in another way: smoothed for the search, or kept exact but with a chosen slope
+for a certificate. A primitive, unlike a global switch read while tracing, also survives `jax.jit`
+inside the user's code.
+
+The conjugate of a maximum is zero on the simplex: max(x) >= w . x for any weights w >= 0 that sum
+to one. So weights are slopes whose line needs no intercept, whichever way they were found.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from stagecert.errors import ProblemError
+
+max_p = Primitive("stagecert_max")
+
+
+def _max_last(x):
+    return jnp.max(x, axis=-1)
+
+
+def exact_weights(x):
+    """A subgradient of the maximum over the last axis; ties share the weight equally."""
+    top = (x == jnp.max(x, axis=-1, keepdims=True)).astype(x.dtype)
+    return top / jnp.sum(top, axis=-1, keepdims=True)
+
+
+def _max_jvp(primals, tangents):
+    (x,), (t,) = primals, tangents
+    t = ad.instantiate_zeros(t)
+    return max_p.bind(x), jnp.sum(exact_weights(x) * t, axis=-1)
+
+
+def _max_batch(args, axes):
+    return max_p.bind(jnp.moveaxis(args[0], axes[0], 0)), 0
+
+
+max_p.def_impl(jax.jit(_max_last))
+max_p.def_abstract_eval(lambda x: x.update(shape=x.shape[:-1]))
+mlir.register_lowering(max_p, mlir.lower_fun(_max_last, multiple_results=False))
+ad.primitive_jvps[max_p] = _max_jvp
+batching.primitive_batchers[max_p] = _max_batch
+
+
+# -- what users write ---------------------------------------------------------------------------
+
+
+def _float(x):
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
+
+
+def max(x, axis: int = -1):
+    """The maximum along an axis, convex.
+
+    >>> float(max([1.0, 3.0, 2.0]))
+    3.0
+    """
+    return max_p.bind(jnp.moveaxis(_float(x), axis, -1))
+
+
+def min(x, axis: int = -1):
+    """The minimum along an axis, concave.
+
+    >>> float(min([1.0, 3.0, 2.0]))
+    1.0
+    """
+    return -max(-_float(x), axis)
+
+
+def maximum(first, *rest):
+    """The entrywise maximum of two or more arrays, convex.
+
+    >>> maximum(jnp.array([1.0, 5.0]), 3.0).tolist()
+    [3.0, 5.0]
+    """
+    return max_p.bind(jnp.stack(jnp.broadcast_arrays(*map(_float, (first, *rest))), axis=-1))
+
+
+def minimum(first, *rest):
+    """The entrywise minimum of two or more arrays, concave.
+
+    >>> minimum(jnp.array([1.0, 5.0]), 3.0).tolist()
+    [1.0, 3.0]
+    """
+    return -maximum(*(-_float(x) for x in (first, *rest)))
+
+
+def relu(x):
+    """max(x, 0), convex.
+
+    >>> relu(jnp.array([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
+    return maximum(x, 0.0)
+
+
+def abs(x):
+    """max(x, -x), convex.
+
+    >>> abs(jnp.array([-1.0, 2.0])).tolist()
+    [1.0, 2.0]
+    """
+    return maximum(x, -_float(x))
+
+
+def piecewise_linear(x, slopes, intercepts):
+    """max over k of slopes[k] * x + intercepts[k], convex; entrywise in x.
+
+    >>> float(piecewise_linear(2.0, [-1.0, 0.5], [0.0, 1.0]))
+    2.0
+    """
+    slopes, intercepts = _float(slopes), _float(intercepts)
+    return max_p.bind(_float(x)[..., None] * slopes + intercepts)
+
+
+# -- smoothing ----------------------------------------------------------------------------------
+
+
+def smooth_weights(x, width):
+    """Slopes of the smoothed maximum: argmax over the simplex of w . x - width/2 |w|^2.
+
+    They are exact (one-hot) as soon as the largest entry leads by `width`. Two entries have a closed
+    form, the Huber slope clip(1/2 + (x_0 - x_1) / (2 width), 0, 1). At width 0: exact_weights.
+    """
+    safe = jnp.where(width > 0, width, 1)
+    if x.shape[-1] == 2:
+        first = jnp.clip(0.5 + (x[..., 0] - x[..., 1]) / (2 * safe), 0, 1)
+        smoothed = jnp.stack([first, 1 - first], axis=-1)
+    else:
+        # Projection of x / width onto the simplex; the shift only prevents overflow.
+        u = (x - jnp.max(x, axis=-1, keepdims=True)) / safe
+        down = jnp.flip(jnp.sort(u, axis=-1), axis=-1)
+        excess = (jnp.cumsum(down, axis=-1) - 1) / jnp.arange(1, x.shape[-1] + 1, dtype=x.dtype)
+        support = jnp.sum(down > excess, axis=-1, keepdims=True)
+        shift = jnp.take_along_axis(excess, jnp.maximum(support - 1, 0), axis=-1)
+        smoothed = jnp.maximum(u - shift, 0)
+        smoothed = smoothed / jnp.sum(smoothed, axis=-1, keepdims=True)
+    return jnp.where(width > 0, smoothed, exact_weights(x))
+
+
+def smooth_max(x, width):
+    """An under-estimate of the maximum, at most width/2 below it, with slopes `smooth_weights`."""
+    x_0 = jax.lax.stop_gradient(x)
+    w = smooth_weights(x_0, width)
+    spread = jnp.sum(w * w, axis=-1) - 1 / x.shape[-1]
+    # w maximises w . x - width/2 |w|^2, so it is the gradient: no need to differentiate w.
+    return jnp.sum(w * x, axis=-1) - width / 2 * spread
+
+
+@jax.custom_vjp
+def sloped_max(x, weights, slack_share):
+    """The exact maximum, differentiated with the given weights.
+
+    The true maximum is w . x + e with a slack e >= 0. `slack_share` is a dummy scalar: its cotangent
+    collects (cotangent of the output) * e, by which a linearisation with slopes w lies lower than one
+    with exact slopes.
+    """
+    return jnp.max(x, axis=-1)
+
+
+def _sloped_fwd(x, weights, slack_share):
+    top = jnp.max(x, axis=-1)
+    slack = jnp.maximum(top - jnp.sum(weights * x, axis=-1), 0)
+    return top, (weights, slack, slack_share)
+
+
+def _sloped_bwd(residuals, cotangent):
+    weights, slack, slack_share = residuals
+    # A piece that enters with a negative sign may not be replaced by a line from below. That is
+    # harmless only where the piece is plainly linear: one piece active, no slack.
+    linear = (jnp.max(weights, axis=-1) == 1) & (slack == 0)
+    loss = jnp.where(cotangent >= 0, cotangent * slack, jnp.where(linear, 0, jnp.inf))
+    return (
+        weights * cotangent[..., None],
+        jnp.zeros_like(weights),
+        jnp.sum(loss).astype(slack_share.dtype),
+    )
+
+
+sloped_max.defvjp(_sloped_fwd, _sloped_bwd)
+
+
+# -- treatments: (pieces, datum) -> (value of the maximum, record) --------------------------------
+
+
+def measured(x, datum):
+    """Exact; records how far apart the pieces are, the natural unit for a smoothing width."""
+    return max_p.bind(x), jnp.mean(jnp.max(x, axis=-1) - jnp.min(x, axis=-1))
+
+
+def smoothed(tau):
+    """Smoothed; `datum` is the piece's unit of length."""
+
+    def treat(x, datum):
+        return smooth_max(x, tau * datum), ()
+
+    return treat
+
+
+def sloped(tau, slack_share):
+    """Exact values, smoothed slopes; `datum` is the unit of length; records the weights."""
+
+    def treat(x, datum):
+        w = jax.lax.stop_gradient(smooth_weights(x, tau * datum))
+        return sloped_max(x, w, slack_share), w
+
+    return treat
+
+
+def exactly_sloped(slack_share):
+    """Exact values, exact slopes; records the weights."""
+
+    def treat(x, datum):
+        w = jax.lax.stop_gradient(exact_weights(x))
+        return sloped_max(x, w, slack_share), w
+
+    return treat
+
+
+def given_slopes(slack_share):
+    """Exact values; `datum` is the weights (any numbers: they are brought to the simplex)."""
+
+    def treat(x, datum):
+        w = jnp.maximum(datum, 0)
+        total = jnp.sum(w, axis=-1, keepdims=True)
+        w = jnp.where(total > 0, w / jnp.where(total > 0, total, 1), 1 / x.shape[-1])
+        return sloped_max(x, w, slack_share), w
+
+    return treat
+
+
+Treatment = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def evaluate(function, arguments: tuple, treatment: Treatment | None = None, data=None):
+    """Runs function(*arguments) with its nonsmooth pieces treated; returns (output, records).
+
+    `data` and `records` are tuples with one entry for each piece, in program order.
+    """
+    if treatment is None:
+        return function(*arguments), ()
+    leaves, structure = jax.tree.flatten(arguments)
+    is_array = [isinstance(leaf, (jax.Array, float)) or hasattr(leaf, "dtype") for leaf in leaves]
+    arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+
+    def on_arrays(*arrays):
+        values = iter(arrays)
+        filled = [
+            next(values) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)
+        ]
+        return function(*jax.tree.unflatten(structure, filled))
+
+    closed, shape = jax.make_jaxpr(on_arrays, return_shape=True)(*arrays)
+    if not _has_pieces(closed.jaxpr):
+        return function(*arguments), ()
+    records: list = []
+
+    def handle(x):
+        datum = None if data is None else data[len(records)]
+        value, record = treatment(x, datum)
+        records.append(record)
+        return value
+
+    out = _interpret(closed.jaxpr, closed.consts, arrays, handle)
+    return jax.tree.unflatten(jax.tree.structure(shape), out), tuple(records)
+
+
+# Primitives that only call a function: their bodies are interpreted in place.
+_CALLS = frozenset(
+    "jit pjit closed_call core_call remat checkpoint custom_jvp_call custom_vjp_call".split()
+)
+
+
+def _inner_jaxprs(parameters):
+    for value in parameters.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(item, "eqns"):
+                yield item, ()
+            elif hasattr(item, "jaxpr") and hasattr(item.jaxpr, "eqns"):
+                yield item.jaxpr, item.consts
+
+
+def _has_pieces(jaxpr) -> bool:
+    return any(
+        equation.primitive is max_p
+        or any(_has_pieces(inner) for inner, _ in _inner_jaxprs(equation.params))
+        for equation in jaxpr.eqns
+    )
+
+
+def _interpret(jaxpr, consts, arguments, handle):
+    environment: dict = dict(zip(jaxpr.constvars, consts, strict=True))
+    environment.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, Literal) else environment[atom]
+
+    for equation in jaxpr.eqns:
+        values = [read(atom) for atom in equation.invars]
+        inner = list(_inner_jaxprs(equation.params))
+        if equation.primitive is max_p:
+            out = [handle(*values)]
+        elif not any(_has_pieces(body) for body, _ in inner):
+            functions, parameters = equation.primitive.get_bind_params(equation.params)
+            out = equation.primitive.bind(*functions, *values, **parameters)
+            out = list(out) if equation.primitive.multiple_results else [out]
+        elif equation.primitive.name in _CALLS:
+            body, body_consts = inner[0]
+            out = _interpret(body, body_consts, values, handle)
+        else:
+            raise ProblemError(
+                f"A nonsmooth piece of stagecert stands inside '{equation.primitive.name}'. Move it "
+                "out of the loop or branch (a ScanStage can be the loop), or use jax.numpy's own "
+                "maximum there, which is then linearised by its subgradient."
+            )
+        environment.update(zip(equation.outvars, out, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]

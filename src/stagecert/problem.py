@@ -1,0 +1,269 @@
+"""What a user writes down: inputs from a set, stages of blocks, an objective."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert.pieces import Treatment, evaluate
+from stagecert.sets import AbstractSet
+
+
+class StageTrace(eqx.Module):
+    """What one stage did in a forward pass: its block, the two bounds, records of its pieces."""
+
+    block: Any
+    lower: Any
+    upper: Any
+    records: Any
+
+
+# (fractions, lower, upper, channel) -> (block, channel): how a stage picks its block; see
+# reformulation.mix, which also defines how cotangents come back and what the channel is for.
+Mix = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+
+
+class AbstractStage(eqx.Module):
+    """A block z_i with lower(inputs, earlier blocks) <= z_i <= upper(inputs, earlier blocks)."""
+
+    name: eqx.AbstractVar[str | None]
+    box: eqx.AbstractVar[Any]
+
+    @abc.abstractmethod
+    def trace(
+        self,
+        inputs,
+        blocks: tuple,
+        fractions,
+        probe,
+        channel,
+        mix: Mix,
+        treatment: Treatment | None,
+        data,
+    ) -> tuple[StageTrace, Any]:
+        """Picks the block by `mix`, adding `probe` (zeros, whose cotangent is the multiplier)."""
+
+    @abc.abstractmethod
+    def bounds(self, inputs, blocks: tuple, block, treatment: Treatment | None = None, data=None):
+        """(lower, upper, records) with the whole block given; nothing is picked."""
+
+    @abc.abstractmethod
+    def shape(self, inputs, blocks: tuple) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the block."""
+
+
+def _with_params(function, params) -> Callable:
+    return function if params is None else lambda *arguments: function(params, *arguments)
+
+
+class Stage(AbstractStage):
+    """One block of entries that do not depend on each other.
+
+    Args:
+        lower: (inputs, blocks) -> array, convex; `blocks` is the tuple of earlier blocks.
+        upper: (inputs, blocks) -> array of the same shape, concave.
+        params: arrays that `lower` and `upper` then take as a first argument. New values of the
+            same shapes never recompile, and differ between the problems of a batch.
+        name: how messages call the stage.
+        box: (lowest, highest), arrays that enclose the block at every feasible point. Optional; the
+            multipliers "as drawn" of the paper need it.
+    """
+
+    lower: Callable
+    upper: Callable
+    params: Any = None
+    name: str | None = eqx.field(static=True, default=None)
+    box: Any = None
+
+    def _functions(self):
+        return _with_params(self.lower, self.params), _with_params(self.upper, self.params)
+
+    def _evaluate(self, inputs, blocks, treatment, data):
+        lower, upper = self._functions()
+        of_lower, of_upper = (None, None) if data is None else data
+        low, low_records = evaluate(lower, (inputs, blocks), treatment, of_lower)
+        high, high_records = evaluate(upper, (inputs, blocks), treatment, of_upper)
+        return jnp.asarray(low), jnp.asarray(high), (low_records, high_records)
+
+    def trace(self, inputs, blocks, fractions, probe, channel, mix, treatment, data):
+        lower, upper, records = self._evaluate(inputs, blocks, treatment, data)
+        block, channel = mix(fractions, lower, upper, channel)
+        return StageTrace(block + probe, lower, upper, records), channel
+
+    def bounds(self, inputs, blocks, block, treatment=None, data=None):
+        return self._evaluate(inputs, blocks, treatment, data)
+
+    def shape(self, inputs, blocks):
+        lower, _ = self._functions()
+        return jax.eval_shape(lambda i, b: jnp.asarray(lower(i, b)), inputs, blocks)
+
+
+class ScanStage(AbstractStage):
+    """Many equal steps, each bounded by functions of the one before; compiles as one step.
+
+    Step t = 0, 1, ... is bounded by lower(feed_t, previous) and upper(feed_t, previous), where
+    `previous` is step t - 1, or `initial`. The block has shape (length, *state).
+
+    Args:
+        lower: (feed_t, previous) -> state, convex. With `params`: (params_t, feed_t, previous).
+        upper: likewise, concave.
+        length: how many steps.
+        initial: the state before the first step: an array, or an *affine* (inputs, blocks) -> array.
+        feed: an *affine* (inputs, blocks) -> arrays with leading axis `length`: what each step reads
+            of the inputs and earlier blocks. None: the steps read nothing else (feed_t is None).
+        params: arrays with leading axis `length`.
+        name: how messages call the stage.
+        box: (lowest, highest), arrays that enclose the block; optional.
+    """
+
+    lower: Callable
+    upper: Callable
+    length: int = eqx.field(static=True)
+    initial: Any
+    feed: Callable | None = None
+    params: Any = None
+    name: str | None = eqx.field(static=True, default=None)
+    box: Any = None
+
+    def _start(self, inputs, blocks):
+        initial = self.initial(inputs, blocks) if callable(self.initial) else self.initial
+        feed = None if self.feed is None else self.feed(inputs, blocks)
+        return jnp.asarray(initial), feed
+
+    def _step(self, params, feed, previous, treatment, data):
+        of_lower, of_upper = (None, None) if data is None else data
+        lower = _with_params(self.lower, params)
+        upper = _with_params(self.upper, params)
+        low, low_records = evaluate(lower, (feed, previous), treatment, of_lower)
+        high, high_records = evaluate(upper, (feed, previous), treatment, of_upper)
+        return jnp.asarray(low), jnp.asarray(high), (low_records, high_records)
+
+    def trace(self, inputs, blocks, fractions, probe, channel, mix, treatment, data):
+        initial, feed = self._start(inputs, blocks)
+
+        def step(carry, slices):
+            previous, channel = carry
+            params, feed_t, fractions_t, probe_t, data_t = slices
+            lower, upper, records = self._step(params, feed_t, previous, treatment, data_t)
+            block, channel = mix(fractions_t, lower, upper, channel)
+            block = block + probe_t
+            return (block, channel), StageTrace(block, lower, upper, records)
+
+        carry = (initial.astype(fractions.dtype), channel)
+        slices = (self.params, feed, fractions, probe, data)
+        (_, channel), trace = jax.lax.scan(step, carry, slices, length=self.length)
+        return trace, channel
+
+    def bounds(self, inputs, blocks, block, treatment=None, data=None):
+        # With the block given, the steps no longer wait for each other: one vmap, no scan.
+        initial, feed = self._start(inputs, blocks)
+        previous = jnp.concatenate([initial[None].astype(block.dtype), block[:-1]])
+
+        def step(slices):
+            params, feed_t, previous_t, data_t = slices
+            return self._step(params, feed_t, previous_t, treatment, data_t)
+
+        return jax.vmap(step)((self.params, feed, previous, data))
+
+    def shape(self, inputs, blocks):
+        def first_step(inputs, blocks, params):
+            initial, feed = self._start(inputs, blocks)
+            params, feed = jax.tree.map(lambda x: x[0], (params, feed))
+            return jnp.asarray(_with_params(self.lower, params)(feed, initial))
+
+        arrays, static = eqx.partition(self.params, eqx.is_array_like)
+        out = jax.eval_shape(
+            lambda i, b, p: first_step(i, b, eqx.combine(p, static)), inputs, blocks, arrays
+        )
+        return jax.ShapeDtypeStruct((self.length, *out.shape), out.dtype)
+
+
+class Objective(eqx.Module):
+    """A convex objective that carries parameters, or says how curved it is.
+
+    Args:
+        function: (inputs, blocks) -> scalar; with `params`: (params, inputs, blocks) -> scalar.
+        params: arrays, as in Stage.
+        curvature_inputs: numbers c >= 0, of the shape of the inputs or broadcast to it, such that
+            function - 1/2 sum(c * inputs**2) - (the same for the blocks) is still convex. Bounds
+            use it, and shrink the gap of strongly convex problems many times over.
+        curvature_blocks: a tuple with such numbers for each stage.
+    """
+
+    function: Callable
+    params: Any = None
+    curvature_inputs: Any = None
+    curvature_blocks: tuple | None = None
+
+    def __call__(self, inputs, blocks):
+        return _with_params(self.function, self.params)(inputs, blocks)
+
+    def evaluate(self, inputs, blocks, treatment: Treatment | None = None, data=None):
+        """(value, records of the nonsmooth pieces)."""
+        value, records = evaluate(self, (inputs, blocks), treatment, data)
+        return jnp.asarray(value), records
+
+
+class Problem(eqx.Module):
+    """Minimise objective(inputs, blocks) over a set of inputs and the blocks that stages allow.
+
+    Args:
+        inputs: the set S, for example `Box(lower, upper)`.
+        stages: the stages in order; each may read the inputs and all earlier blocks.
+        objective: (inputs, blocks) -> scalar, convex; or an `Objective`.
+
+    >>> import stagecert as sc
+    >>> problem = sc.Problem(
+    ...     inputs=sc.Box(-1.0, 1.0),
+    ...     stages=(sc.Stage(lower=lambda s, z: s**2 - 1, upper=lambda s, z: 1 - s**2),),
+    ...     objective=lambda s, z: z[0],
+    ... )
+    >>> round(sc.solve(problem).value, 3)
+    -1.0
+    """
+
+    inputs: AbstractSet
+    stages: tuple[AbstractStage, ...]
+    objective: Objective
+
+    def __init__(self, inputs, stages, objective):
+        self.inputs = inputs
+        self.stages = tuple(stages) if isinstance(stages, (tuple, list)) else (stages,)
+        self.objective = (
+            objective if isinstance(objective, Objective) else Objective(objective)
+        )
+
+    def block_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and dtypes of the blocks."""
+        inputs = jax.eval_shape(self.inputs.centre)
+        shapes: tuple = ()
+        for stage in self.stages:
+            shapes = (*shapes, stage.shape(inputs, shapes))
+        return shapes
+
+    def stage_name(self, index: int) -> str:
+        """How messages call a stage."""
+        name = self.stages[index].name
+        return f"Stage {index}" if name is None else f"Stage {index} ('{name}')"
+
+
+def as_arrays(tree, dtype=None):
+    """Floating leaves as JAX arrays (of `dtype`, if given); everything else as it is.
+
+    Numbers are floating leaves too, so that another number never means another compilation; whole
+    numbers and truth values stay what they are, because functions use them to index and to branch.
+    """
+
+    def convert(leaf):
+        if isinstance(leaf, float):
+            return jnp.asarray(leaf, dtype)
+        if isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
+            floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return jnp.asarray(leaf, dtype if floating else None)
+        return leaf
+
+    return jax.tree.map(convert, tree)

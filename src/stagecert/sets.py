@@ -1,0 +1,338 @@
+"""Input sets: convex, bounded sets of points, where a point is a pytree of arrays."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import stop_gradient
+
+from stagecert.errors import ProblemError
+from stagecert.tree import dot, select, subtract
+
+Point = Any  # a pytree of arrays; a single array for Box, Ball and Simplex
+Bound = tuple[Point, jax.Array]  # a point and a value
+
+
+class AbstractSet(eqx.Module):
+    """A convex bounded set; every method but `validate` may be jitted, vmapped, differentiated."""
+
+    @abc.abstractmethod
+    def project(self, point: Point) -> Point:
+        """Return the point of the set nearest to `point` in the Euclidean norm."""
+
+    @abc.abstractmethod
+    def minimise_linear(self, gradient: Point) -> Point:
+        """Return a point `x` of the set that minimises `<gradient, x>`."""
+
+    @abc.abstractmethod
+    def sample(self, key: jax.Array) -> Point:
+        """Return a random point of the set, uniform for the sets of this module."""
+
+    @abc.abstractmethod
+    def centre(self) -> Point:
+        """Return a point of the set, where searches start by default."""
+
+    @abc.abstractmethod
+    def scale(self) -> Point:
+        """Return the typical extent of the set per entry, zero where it has none."""
+
+    @abc.abstractmethod
+    def validate(self) -> None:
+        """Raise `ProblemError` unless the set is well formed, non-empty and bounded."""
+
+    def minimise_quadratic(self, gradient: Point, centre: Point, curvature: Point) -> Bound:
+        """Bound `<gradient, x - centre> + 1/2 sum curvature * (x - centre)**2` below on the set.
+
+        Args:
+            gradient: the linear term, shaped like a point.
+            centre: any point, in the set or not.
+            curvature: non-negative weights that broadcast to a point.
+
+        The point attains the value, up to rounding, where the curvature is uniform; otherwise the
+        smallest curvature stands in for all entries.
+
+        >>> x, value = Ball(jnp.zeros(2), 2.0).minimise_quadratic(jnp.array([3.0, 0.0]), 0.0, 1.0)
+        >>> x.tolist(), value.item()
+        ([-2.0, 0.0], -4.0)
+        """
+        limits = jnp.finfo(jnp.result_type(*jax.tree.leaves((gradient, centre, curvature)), 0.0))
+        centre = jax.tree.broadcast(centre, gradient)
+        c = jnp.stack([jnp.min(leaf) for leaf in jax.tree.leaves(curvature)]).min()
+        # Processors may read subnormals as zero; a smaller curvature keeps the bound valid.
+        c = c - stop_gradient(jnp.where(c < limits.tiny, c, 0.0))
+        # Where gradient / c could overflow, curvature is lost in rounding: the linear rule serves.
+        largest = jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]).max()
+        is_curved = c > limits.eps**2 * largest
+        divisor = jnp.where(is_curved, c, 1.0)
+        near = self.project(jax.tree.map(lambda z, g: z - g / divisor, centre, gradient))
+        x = select(is_curved, near, self.minimise_linear(gradient))
+        # A convex function lies above its tangent, here at x, so the least value of the tangent
+        # bounds it below however inexact x is. By Danskin's theorem the derivatives are those with
+        # x and the slope held fixed; letting them through would multiply rounding by 1 / c.
+        fixed = stop_gradient(x)
+        move = subtract(fixed, centre)
+        slope = stop_gradient(jax.tree.map(lambda g, d: g + c * d, gradient, move))
+        value = dot(jax.tree.map(lambda g, d: g + 0.5 * c * d, gradient, move), move)
+        return x, value + dot(slope, subtract(self.minimise_linear(slope), fixed))
+
+
+class Box(AbstractSet):
+    """The points with `lower <= x <= upper`.
+
+    Args:
+        lower, upper: the ends per entry; either may be one number for all.
+
+    >>> Box(-1.0, np.ones(2)).project(jnp.array([3.0, 0.5])).tolist()
+    [1.0, 0.5]
+    """
+
+    lower: Any
+    upper: Any
+
+    def project(self, point: Point) -> jax.Array:
+        lower, upper, point = _floats(self.lower, self.upper, point)
+        return jnp.clip(point, lower, upper)
+
+    def minimise_linear(self, gradient: Point) -> jax.Array:
+        lower, upper, g = _floats(self.lower, self.upper, gradient)
+        return jnp.where(g > 0, lower, jnp.where(g < 0, upper, 0.5 * lower + 0.5 * upper))
+
+    def minimise_quadratic(self, gradient: Point, centre: Point, curvature: Point) -> Bound:
+        """Return the exact minimiser and minimum; see `AbstractSet.minimise_quadratic`.
+
+        >>> x, value = Box(-1.0, np.ones(2)).minimise_quadratic(jnp.array([1.0, 4.0]), 0.0, 2.0)
+        >>> x.tolist(), value.item()
+        ([-0.5, -1.0], -3.25)
+        """
+        lower, upper, g, z, c = _floats(self.lower, self.upper, gradient, centre, curvature)
+        # Divide only where the stationary point may fall inside: elsewhere, c == 0 included, an
+        # end is optimal, and g / c could overflow.
+        reach = jnp.maximum(jnp.abs(upper - z), jnp.abs(lower - z))
+        inside = jnp.abs(g) < c * reach
+        stationary = z - jnp.where(inside, g, 0.0) / jnp.where(inside, c, 1.0)
+        end = jnp.where(g > 0, lower, jnp.where(g < 0, upper, jnp.clip(z, lower, upper)))
+        x = jnp.where(inside, jnp.clip(stationary, lower, upper), end)
+        return x, jnp.sum((g + 0.5 * c * (x - z)) * (x - z))
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        lower, upper = _floats(self.lower, self.upper)
+        shape = jnp.broadcast_shapes(lower.shape, upper.shape)
+        t = jax.random.uniform(key, shape, lower.dtype)
+        return jnp.clip((1.0 - t) * lower + t * upper, lower, upper)
+
+    def centre(self) -> jax.Array:
+        lower, upper = _floats(self.lower, self.upper)
+        return 0.5 * lower + 0.5 * upper
+
+    def scale(self) -> jax.Array:
+        lower, upper = _floats(self.lower, self.upper)
+        return 0.5 * upper - 0.5 * lower
+
+    def validate(self) -> None:
+        lower, upper = _check("Box", lower=self.lower, upper=self.upper)
+        if lower.shape != upper.shape and lower.ndim and upper.ndim:
+            raise ProblemError(f"Box: lower has shape {lower.shape} but upper {upper.shape}")
+        lower, upper = np.broadcast_arrays(lower, upper)
+        _reject(lower > upper, "Box is empty: {} exceeds {}", lower=lower, upper=upper)
+
+
+class Ball(AbstractSet):
+    """The points within Euclidean distance `radius` of `middle`.
+
+    Args:
+        middle: an array of any shape; the norm runs over all its entries.
+        radius: a positive number.
+
+    >>> Ball(jnp.zeros(2), 5.0).project(jnp.array([0.0, 8.0])).tolist()
+    [0.0, 5.0]
+    """
+
+    middle: Any
+    radius: Any
+
+    def project(self, point: Point) -> jax.Array:
+        middle, radius, point = _floats(self.middle, self.radius, point)
+        direction, length = _direction(point - middle)
+        return jnp.where(length > radius, middle + radius * direction, point)
+
+    def minimise_linear(self, gradient: Point) -> jax.Array:
+        middle, radius, gradient = _floats(self.middle, self.radius, gradient)
+        return middle - radius * _direction(gradient)[0]
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        middle, radius = _floats(self.middle, self.radius)
+        key_direction, key_length = jax.random.split(key)
+        normal = jax.random.normal(key_direction, middle.shape, middle.dtype)
+        length = jax.random.uniform(key_length, (), middle.dtype) ** (1.0 / middle.size)
+        return middle + radius * length * _direction(normal)[0]
+
+    def centre(self) -> jax.Array:
+        return _floats(self.middle, self.radius)[0]
+
+    def scale(self) -> jax.Array:
+        middle, radius = _floats(self.middle, self.radius)
+        return jnp.broadcast_to(radius, middle.shape)
+
+    def validate(self) -> None:
+        middle, radius = _check("Ball", middle=self.middle, radius=self.radius)
+        if middle.size == 0:
+            raise ProblemError(f"Ball: middle has no entries, its shape is {middle.shape}")
+        if radius.shape != () or radius <= 0:
+            raise ProblemError(f"Ball: radius must be one positive number, got {radius}")
+
+
+def _unwrap(size: int | tuple[int]) -> int:
+    # A shape (n,) means n; anything else is for `validate` to judge.
+    return size[0] if isinstance(size, tuple) and len(size) == 1 else size  # type: ignore
+
+
+class Simplex(AbstractSet):
+    """The points `x` of shape `(size,)` with `x >= 0` and `sum(x) == total`.
+
+    Args:
+        size: number of entries, or a shape `(size,)`.
+        total: what the entries add up to, a positive number.
+
+    >>> Simplex(3).project(jnp.array([1.5, 1.0, -2.0])).tolist()
+    [0.75, 0.25, 0.0]
+    """
+
+    size: int = eqx.field(static=True, converter=_unwrap)
+    total: Any = 1.0
+
+    def project(self, point: Point) -> jax.Array:
+        total, point = _floats(self.total, point)
+        # Adding a constant to all entries leaves the projection alone, and entries more than `total`
+        # below the largest project to zero: using both keeps every digit that matters.
+        x = jnp.maximum(point - stop_gradient(jnp.max(point)), -2.0 * total)
+        counts = jnp.arange(1, self.size + 1, dtype=x.dtype)
+        # The threshold that k active entries would need is largest at the true number of them.
+        threshold = jnp.max((jnp.cumsum(jnp.sort(x, descending=True)) - total) / counts)
+        return jnp.maximum(x - threshold, 0.0)
+
+    def minimise_linear(self, gradient: Point) -> jax.Array:
+        total, gradient = _floats(self.total, gradient)
+        return total * jax.nn.one_hot(jnp.argmin(gradient), self.size, dtype=total.dtype)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        (total,) = _floats(self.total)
+        # Normalised exponentials are uniform; a Gumbel variate is minus the log of one.
+        return total * jax.nn.softmax(-jax.random.gumbel(key, (self.size,), total.dtype))
+
+    def centre(self) -> jax.Array:
+        return jnp.broadcast_to(_floats(self.total)[0] / self.size, (self.size,))
+
+    def scale(self) -> jax.Array:
+        extent = 1.0 if self.size > 1 else 0.0
+        return jnp.broadcast_to(extent * _floats(self.total)[0], (self.size,))
+
+    def validate(self) -> None:
+        if not isinstance(self.size, int | np.integer) or self.size < 1:
+            raise ProblemError(f"Simplex: size must be a positive integer, got {self.size!r}")
+        (total,) = _check("Simplex", total=self.total)
+        if total.shape != () or total <= 0:
+            raise ProblemError(f"Simplex: total must be one positive number, got {total}")
+
+
+class Product(AbstractSet):
+    """The points whose components lie each in a set of its own.
+
+    Args:
+        parts: one pytree container of sets (tuple, list, dict, NamedTuple, nested), which points
+            share; or the sets themselves, for points that are tuples.
+
+    >>> Product({"a": Box(0.0, np.ones(2)), "b": Simplex(2)}).centre()["b"].tolist()
+    [0.5, 0.5]
+    """
+
+    parts: Any
+
+    def __init__(self, *parts: Any):
+        is_container = len(parts) == 1 and not _is_set(parts[0])
+        self.parts = parts[0] if is_container else parts
+
+    def _map(self, function: Callable, *trees: Any) -> Any:
+        return jax.tree.map(function, self.parts, *trees, is_leaf=_is_set)
+
+    def project(self, point: Point) -> Point:
+        return self._map(lambda part, x: part.project(x), point)
+
+    def minimise_linear(self, gradient: Point) -> Point:
+        return self._map(lambda part, g: part.minimise_linear(g), gradient)
+
+    def minimise_quadratic(self, gradient: Point, centre: Point, curvature: Point) -> Bound:
+        """Add up the bounds of the parts; see `AbstractSet.minimise_quadratic`."""
+        trees = [gradient, *(jax.tree.broadcast(t, gradient) for t in (centre, curvature))]
+        both = self._map(lambda part, g, z, c: part.minimise_quadratic(g, z, c), *trees)
+        values = self._map(lambda _, pair: pair[1], both)
+        return self._map(lambda _, pair: pair[0], both), jax.tree.reduce(jnp.add, values)
+
+    def sample(self, key: jax.Array) -> Point:
+        structure = jax.tree.structure(self.parts, is_leaf=_is_set)
+        keys = structure.unflatten(jax.random.split(key, structure.num_leaves))
+        return self._map(lambda part, k: part.sample(k), keys)
+
+    def centre(self) -> Point:
+        return self._map(lambda part: part.centre())
+
+    def scale(self) -> Point:
+        return self._map(lambda part: part.scale())
+
+    def validate(self) -> None:
+        parts = jax.tree_util.tree_leaves_with_path(self.parts, is_leaf=_is_set)
+        if not parts:
+            raise ProblemError("Product has no parts")
+        for path, part in parts:
+            where = f"Product part {jax.tree_util.keystr(path)}"
+            if not _is_set(part):
+                raise ProblemError(f"{where} is not a set but {part!r}")
+            try:
+                part.validate()
+            except ProblemError as error:
+                raise ProblemError(f"{where}: {error}") from error
+
+
+def _is_set(x: Any) -> bool:
+    return isinstance(x, AbstractSet)
+
+
+def _floats(*values: Any) -> list[jax.Array]:
+    # One strong dtype for all: weakly typed results would change type inside loops.
+    dtype = jnp.result_type(*values, 0.0)
+    return [jnp.asarray(value, dtype) for value in values]
+
+
+def _direction(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return `x / |x|` and `|x|`, zeros at zero, without overflow, underflow or NaN derivatives."""
+    largest = stop_gradient(jnp.max(jnp.abs(x)))
+    is_zero = largest < jnp.finfo(x.dtype).tiny
+    scaled = jnp.where(is_zero, 1.0, x) / jnp.where(is_zero, 1.0, largest)
+    length = jnp.sqrt(jnp.sum(scaled * scaled))
+    return jnp.where(is_zero, 0.0, scaled / length), jnp.where(is_zero, 0.0, largest * length)
+
+
+def _check(owner: str, **fields: Any) -> list[np.ndarray]:
+    """Return the fields as the methods see them, once they are known to be finite floats."""
+    values = fields.values()
+    kinds = [getattr(value, "dtype", type(value)) for value in values]
+    is_numeric = all(map(eqx.is_array_like, values))
+    if not is_numeric or not jnp.issubdtype(np.result_type(*kinds), jnp.floating):
+        names = " and ".join(np.dtype(k).name if is_numeric else str(k) for k in kinds)
+        raise ProblemError(f"{owner}: {' and '.join(fields)} must be floating, got {names}")
+    arrays = [np.asarray(array) for array in _floats(*values)]
+    for field, array in zip(fields, arrays, strict=True):
+        _reject(np.isnan(array), f"{owner} has a NaN: {{}}", **{field: array})
+        _reject(np.isinf(array), f"{owner} is unbounded: {{}}", **{field: array})
+    return arrays
+
+
+def _reject(mask: np.ndarray, message: str, **arrays: np.ndarray) -> None:
+    """Raise if the mask holds anywhere, naming the first such entry of each array."""
+    if mask.any():
+        at = tuple(np.argwhere(mask)[0].tolist())
+        index = list(at) if at else ""
+        raise ProblemError(message.format(*(f"{n}{index} = {a[at]}" for n, a in arrays.items())))

@@ -1,0 +1,104 @@
+"""What `solve` returns."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stagecert.certificate import Certificate
+
+
+class Status(enum.Enum):
+    """Why a solve ended; each value is the sentence a user reads."""
+
+    GAP_REACHED = "The gap is within the tolerance asked for."
+    TARGET_PROVEN = "The lower bound is above the target: no feasible point is as low as the target."
+    TARGET_MET = "A feasible point is at or below the target: the target cannot be proven."
+    ITERATION_LIMIT = "The iteration limit was reached; value and bound are still valid."
+    TIME_LIMIT = "The time limit was reached; value and bound are still valid."
+    STALLED = "The search made no more progress; value and bound are still valid."
+    BOUNDS_CROSSED = (
+        "A lower bound exceeds its upper bound at a point the search met, so feasible points cannot "
+        "be built stage by stage; the lower bound is still valid."
+    )
+    NOT_FINITE = "An evaluation was not finite; value and bound are the best found before that."
+
+    @property
+    def solved(self) -> bool:
+        """Whether the answer is what was asked for."""
+        return self in (Status.GAP_REACHED, Status.TARGET_PROVEN, Status.TARGET_MET)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the search knew after each iteration, in its own precision; the best so far.
+
+    Attributes:
+        value, bound: arrays, one entry for each iteration.
+        passes: how many forward or backward passes had been made.
+        solver: the name of the solver that made the iteration.
+    """
+
+    value: np.ndarray
+    bound: np.ndarray
+    passes: np.ndarray
+    solver: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a solve cost.
+
+    Attributes:
+        iterations: steps of the solvers.
+        passes: forward or backward passes over the stages, the final certification included.
+        seconds: wall time, compilation included; of the whole batch for `solve_batch`.
+        trace: one entry for each iteration.
+    """
+
+    iterations: int
+    passes: int
+    seconds: float
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A feasible point, a proven lower bound, and the gap between them.
+
+    Attributes:
+        value: objective at the best feasible point found; an upper bound on the optimum.
+        bound: the best certified lower bound.
+        status: why the search ended; `status.value` is a sentence.
+        inputs, blocks: the feasible point.
+        certificate: what proves the bound.
+        stats: iterations, passes, seconds, trace.
+        message: the status with its particulars (which stage and entry, for crossed bounds).
+    """
+
+    value: float
+    bound: float
+    status: Status
+    inputs: Any
+    blocks: tuple
+    certificate: Certificate
+    stats: Stats
+    message: str = field(default="")
+
+    @property
+    def gap(self) -> float:
+        """value - bound: how far the value can be from the optimum."""
+        return float(self.value - self.bound) if np.isfinite(self.value) else float("inf")
+
+    @property
+    def relative_gap(self) -> float:
+        """gap / max(|bound|, |value|), or 0 if the gap is 0."""
+        scale = max(abs(self.bound), abs(self.value))
+        return self.gap / scale if self.gap > 0 else 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"Solution(value={self.value:.10g}, bound={self.bound:.10g}, gap={self.gap:.3g}, "
+            f"status={self.status.name}, passes={self.stats.passes})"
+        )

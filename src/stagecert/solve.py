@@ -1,0 +1,551 @@
+"""solve() and solve_batch(): one loop for every solver, stopping, batches, progress."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert import tree
+from stagecert.batch import Batch, BatchSolution, Certified, stack, validate_batch
+from stagecert.certificate import Crossing, Proposal, certify, crossing_of
+from stagecert.codes import (
+    CROSSED,
+    MET,
+    NOT_FINITE,
+    OUT_OF_STEPS,
+    PROVEN,
+    REACHED,
+    RUNNING,
+    STUCK,
+)
+from stagecert.errors import ProblemError
+from stagecert.problem import Problem, as_arrays
+from stagecert.reformulation import Point, forward_pass, full_point
+from stagecert.solution import Solution
+from stagecert.solvers import Accelerated, AbstractSolver, Greedy, Polish, Report, Safe, Simple
+from stagecert.validate import validate, validate_options, validate_start
+
+CHUNK = 16  # iterations between two looks at the clock
+
+
+def named_solver(solver) -> tuple[AbstractSolver, ...]:
+    """The solvers to run one after the other: a name, an object, or a sequence of these."""
+    names = {
+        "auto": (Greedy(patience=2), Polish()),
+        "greedy": (Greedy(),),
+        "accelerated": (Accelerated(),),
+        "simple": (Simple(),),
+        "safe": (Safe(),),
+        "polish": (Polish(),),
+    }
+    if isinstance(solver, str):
+        if solver not in names:
+            raise ProblemError(f"Unknown solver '{solver}'; known are {', '.join(names)}.")
+        return names[solver]
+    if isinstance(solver, AbstractSolver):
+        return (solver,)
+    if isinstance(solver, Sequence) and solver:
+        return tuple(s for entry in solver for s in named_solver(entry))
+    raise ProblemError(
+        f"solver must be a name, an AbstractSolver or a sequence of these, not {solver!r}."
+    )
+
+
+# -- one lane ---------------------------------------------------------------------------------------
+
+
+
+class Stopping(eqx.Module):
+    """When a lane stops; arrays, so that other numbers do not recompile."""
+
+    atol: Any
+    rtol: Any
+    met: Any  # stop when value <= met
+    proof: Any  # stop when bound > proof
+    iterations: Any
+
+
+class Lane(eqx.Module):
+    """One problem's search: the solver's state and the best of what it reported."""
+
+    state: Any
+    point: Point
+    value: Any
+    proposal: Proposal
+    bound: Any
+    crossing: Crossing
+    iteration: Any
+    passes: Any
+    stale: Any
+    smallest: Any
+    code: Any
+
+
+class History(eqx.Module):
+    """What a chunk of iterations recorded."""
+
+    value: Any
+    bound: Any
+    passes: Any
+
+
+def _absorbed(lane: Lane, found: Report, stopping: Stopping, patience: int) -> Lane:
+    """The lane after a report: best point and best bound kept, stopping rules applied."""
+    finite = jnp.isfinite(found.value)
+    crossed = found.crossing.amount > 0
+    better = finite & ~crossed & (found.value < lane.value)
+    higher = (found.bound > lane.bound) & jnp.isfinite(found.bound)
+    value = jnp.where(better, found.value, lane.value)
+    bound = jnp.where(higher, found.bound, lane.bound)
+    gap = value - bound
+    smaller = gap < 0.99 * lane.smallest
+    stale = jnp.where(smaller, 0, lane.stale + 1)
+    code = jnp.array(RUNNING)
+    code = jnp.where(lane.iteration >= stopping.iterations, OUT_OF_STEPS, code)
+    code = jnp.where(found.stuck | (stale > patience), STUCK, code)
+    code = jnp.where(~finite, NOT_FINITE, code)
+    code = jnp.where(crossed, CROSSED, code)
+    code = jnp.where(gap <= stopping.atol + stopping.rtol * jnp.abs(bound), REACHED, code)
+    code = jnp.where(value <= stopping.met, MET, code)
+    code = jnp.where(bound > stopping.proof, PROVEN, code)
+    return Lane(
+        lane.state,
+        tree.select(better, found.point, lane.point),
+        value,
+        tree.select(higher, found.proposal, lane.proposal),
+        bound,
+        tree.select(crossed, found.crossing, lane.crossing),
+        lane.iteration,
+        lane.passes + found.passes,
+        stale,
+        jnp.where(smaller, gap, lane.smallest),
+        code.astype(jnp.int32),
+    )
+
+
+def _start(problem: Problem, solver: AbstractSolver, stopping: Stopping, point: Point) -> Lane:
+    state, found = solver.init(problem, point)
+    infinity = jnp.full((), jnp.inf, found.value.dtype)
+    zero = jnp.zeros((), jnp.int32)
+    lane = Lane(
+        state,
+        found.point,
+        infinity,
+        found.proposal,
+        -infinity,
+        Crossing(jnp.zeros_like(infinity), jnp.array(-1), jnp.array(-1)),
+        zero,
+        zero,
+        zero,
+        infinity,
+        zero,
+    )
+    return _absorbed(lane, found, stopping, solver.patience)
+
+
+def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> Lane:
+    """Hands the best point over to the next solver."""
+    state, found = solver.init(problem, lane.point)
+    lane = eqx.tree_at(lambda l: l.state, lane, state, is_leaf=lambda x: x is None)
+    lane = eqx.tree_at(lambda l: l.stale, lane, jnp.zeros_like(lane.stale))
+    return _absorbed(lane, found, stopping, solver.patience)
+
+
+def _advance(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> tuple[Lane, History]:
+    """Up to CHUNK iterations, fewer if the lane stops."""
+    nothing = jnp.full((CHUNK,), jnp.nan, lane.value.dtype)
+    history = History(nothing, nothing, jnp.full((CHUNK,), -1, jnp.int32))
+
+    def body(carry):
+        lane, history, k = carry
+        state, found = solver.step(problem, lane.state)
+        lane = eqx.tree_at(lambda l: (l.state, l.iteration), lane, (state, lane.iteration + 1))
+        lane = _absorbed(lane, found, stopping, solver.patience)
+        history = History(
+            history.value.at[k].set(lane.value),
+            history.bound.at[k].set(lane.bound),
+            history.passes.at[k].set(lane.passes),
+        )
+        return lane, history, k + 1
+
+    lane, history, _ = jax.lax.while_loop(
+        lambda carry: (carry[0].code == RUNNING) & (carry[2] < CHUNK),
+        body,
+        (lane, history, jnp.array(0)),
+    )
+    return lane, history
+
+
+def _certify(problem, point: Point, proposal: Proposal, eps):
+    """Both ends of the gap, anew. Projecting again matters: a float32 point may lie outside of S."""
+    point = Point(problem.inputs.project(point.inputs), point.fractions)
+    done = forward_pass(problem, point)
+    certificate, bound = certify(problem, proposal)
+    return done, crossing_of(done, eps), certificate, bound, point
+
+
+CERTIFICATION_PASSES = 5  # one for the value, two for the multipliers, two for the bound
+
+
+# -- jitted entry points --------------------------------------------------------------------------
+# Everything that belongs to lanes has a leading axis. `axes` says which leaves of the problem have one
+# too; None is the single problem, run without vmap, so that lax.cond takes one branch only.
+
+
+def _mapped(function, axes, problem, *lanewise):
+    if axes is None:
+        out = function(problem, *jax.tree.map(lambda x: x[0], lanewise))
+        return jax.tree.map(lambda x: x[None], out)
+    arrays, static = eqx.partition(problem, eqx.is_array)
+    return jax.vmap(
+        lambda arrays, *lanewise: function(eqx.combine(arrays, static), *lanewise),
+        in_axes=(axes, *(0 for _ in lanewise)),
+    )(arrays, *lanewise)
+
+
+@eqx.filter_jit
+def _start_lanes(axes, problem, solver, stopping, points) -> Lane:
+    return _mapped(lambda p, s, x: _start(p, solver, s, x), axes, problem, stopping, points)
+
+
+@eqx.filter_jit
+def _change_lanes(axes, problem, solver, stopping, lanes) -> Lane:
+    return _mapped(lambda p, s, x: _change_solver(p, solver, s, x), axes, problem, stopping, lanes)
+
+
+@eqx.filter_jit
+def _advance_lanes(axes, problem, solver, stopping, lanes) -> tuple[Lane, History]:
+    return _mapped(lambda p, s, x: _advance(p, solver, s, x), axes, problem, stopping, lanes)
+
+
+@eqx.filter_jit
+def _certify_lanes(axes, problem, points, proposals, eps):
+    return _mapped(lambda p, x, y: _certify(p, x, y, eps), axes, problem, points, proposals)
+
+
+# -- the loop on the host ---------------------------------------------------------------------------
+
+
+class _Search:
+    """Runs solvers on a batch of lanes; finished lanes leave the batch."""
+
+    def __init__(self, problem, axes, solvers, clock: "_Clock", progress):
+        self.problem, self.axes, self.solvers = problem, axes, solvers
+        self.clock, self.progress = clock, progress
+        self.kept: Any = None  # lanes without their solvers' states, on the host
+        self.records: list[tuple[np.ndarray, History, str]] = []
+
+    def problems(self, indices):
+        """The problem with its batched leaves restricted to some lanes."""
+        if self.axes is None:
+            return self.problem
+        arrays, static = eqx.partition(self.problem, eqx.is_array)
+        # An axis of None is a missing leaf of `axes`, so it is matched as a subtree, not as a leaf.
+        taken = jax.tree.map(
+            lambda axis, x: x if axis is None else x[indices],
+            self.axes,
+            arrays,
+            is_leaf=lambda a: a is None,
+        )
+        return eqx.combine(taken, static)
+
+    def run(self, points: Point, stopping: Stopping) -> None:
+        """From starting points until every lane has stopped."""
+        lanes = _start_lanes(self.axes, self.problem, self.solvers[0], stopping, points)
+        everyone = np.arange(lanes.code.shape[0])
+        self.kept = jax.tree.map(np.array, _stateless(lanes))
+        self._phases(everyone, stopping, lanes)
+
+    def resume(self, indices: np.ndarray, stopping: Stopping) -> None:
+        """Runs the last solver again on lanes that stopped too early."""
+        self.kept.code[indices] = RUNNING
+        self._phase(indices, stopping, len(self.solvers) - 1, None)
+
+    def _phases(self, indices, stopping, lanes):
+        for number in range(len(self.solvers)):
+            waiting = np.isin(self.kept.code[indices], (RUNNING, STUCK))
+            if number > 0:
+                indices, lanes = indices[waiting], None
+            if not waiting.any():
+                return
+            self._phase(indices, stopping, number, lanes)
+
+    def _phase(self, indices, stopping, number, lanes):
+        """One solver on some lanes, in ever smaller batches."""
+        solver = self.solvers[number]
+        place = indices  # which lane each row of the current batch is; padding repeats the last
+        problems = self.problems(place)
+        limits = jax.tree.map(lambda x: x[place], stopping)
+        if lanes is None:
+            lanes, place, problems, limits = self._gathered(indices, stopping)
+            lanes = _change_lanes(self.axes, problems, solver, limits, lanes)
+        while True:
+            codes = np.asarray(lanes.code)
+            running = codes == RUNNING
+            if not running.any() or self.clock.over():
+                break
+            if 4 * running.sum() <= len(running):
+                self._keep(place, lanes)
+                state = jax.tree.map(lambda x: x[_padded(np.flatnonzero(running))], lanes.state)
+                lanes, place, problems, limits = self._gathered(place[running], stopping)
+                lanes = eqx.tree_at(
+                    lambda l: l.state, lanes, state, is_leaf=lambda x: x is None
+                )
+            lanes, history = _advance_lanes(self.axes, problems, solver, limits, lanes)
+            self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
+            self.progress(self, place, np.asarray(lanes.code))
+        self._keep(place, lanes)
+
+    def _gathered(self, indices, stopping):
+        """Lanes from the host, padded to a power of two so that few sizes are ever compiled."""
+        place = _padded(indices) if self.axes is not None else indices
+        lanes = jax.tree.map(lambda x: jnp.asarray(x[place]), self.kept)
+        # Padding repeats the last lane; its copies do not run.
+        code = np.asarray(lanes.code).copy()
+        code[len(indices) :] = OUT_OF_STEPS
+        lanes = eqx.tree_at(lambda l: l.code, lanes, jnp.asarray(code))
+        return lanes, place, self.problems(place), jax.tree.map(lambda x: x[place], stopping)
+
+    def _keep(self, place, lanes):
+        count = len(np.unique(place))
+        new = _stateless(lanes)
+
+        def write(kept, leaf):
+            kept[place[:count]] = np.asarray(leaf)[:count]
+
+        jax.tree.map(write, self.kept, new)
+
+
+def _stateless(lanes: Lane) -> Lane:
+    return eqx.tree_at(lambda l: l.state, lanes, None)
+
+
+def _padded(indices: np.ndarray) -> np.ndarray:
+    size = 1 << max(len(indices) - 1, 0).bit_length()
+    return np.concatenate([indices, np.repeat(indices[-1:], size - len(indices))])
+
+
+class _Clock:
+    def __init__(self, limit: float | None):
+        self.begin, self.limit = time.perf_counter(), limit
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begin
+
+    def over(self) -> bool:
+        return self.limit is not None and self.seconds() > self.limit
+
+
+# -- what users call ----------------------------------------------------------------------------------
+
+
+def solve(
+    problem: Problem,
+    atol: float = 1e-6,
+    rtol: float = 1e-4,
+    *,
+    solver: Any = "auto",
+    start: Point | None = None,
+    target: float | None = None,
+    max_iterations: int = 1000,
+    time_limit: float | None = None,
+) -> Solution:
+    """Solves a problem to a certified gap: value - bound <= atol + rtol * |bound|.
+
+    The search runs in the precision of the data; the value and the bound that are returned are
+    evaluated in float64.
+
+    Args:
+        problem: what to solve.
+        atol, rtol: absolute and relative tolerance on the gap.
+        solver: "auto" (greedy steps, then polishing), "greedy", "polish", "accelerated", "simple",
+            "safe", a solver object, or a sequence of these to run one after the other.
+        start: where to start; by default the centre of the set, fractions 0.5.
+        target: stop as soon as `bound > target` (proven) or `value <= target` (cannot be proven).
+        max_iterations: limit on the steps of all solvers together.
+        time_limit: seconds, looked at every few iterations.
+
+    Raises:
+        ProblemError: bad input, before any work.
+
+    >>> import stagecert as sc
+    >>> problem = sc.Problem(sc.Ball([3.0, 4.0], 1.0), (), lambda s, z: s @ s)
+    >>> solution = sc.solve(problem)
+    >>> round(solution.value, 3), solution.status.name
+    (16.0, 'GAP_REACHED')
+    """
+    validate(problem)
+    validate_start(problem, start)
+    batch = _solve(
+        problem, None, 1, None if start is None else _one_lane(start), atol, rtol, solver, target,
+        max_iterations, time_limit, False,
+    )  # fmt: skip
+    return batch[0]
+
+
+def _one_lane(start: Point) -> Point:
+    return jax.tree.map(lambda x: np.asarray(x)[None], start)
+
+
+def solve_batch(
+    problems: "Batch | Sequence[Problem]",
+    atol: float = 1e-6,
+    rtol: float = 1e-4,
+    *,
+    solver: Any = "auto",
+    start: Point | None = None,
+    target: Any = None,
+    max_iterations: int = 1000,
+    time_limit: float | None = None,
+    progress: bool | Callable[[int, int], None] = False,
+) -> BatchSolution:
+    """Solves many problems of one shape at once, each with its own steps, stopping and status.
+
+    Args:
+        problems: a `Batch`, or problems that differ in their arrays only (see `stack`).
+        target: one number, or one for each problem.
+        start: a Point whose arrays have a leading axis of problems, or whose fractions are a number.
+        progress: True draws a progress bar; a function is called with (finished, all).
+
+    The other arguments are those of `solve`; `time_limit` is for the whole batch.
+
+    >>> import stagecert as sc
+    >>> f = lambda s, z: s @ s
+    >>> balls = [sc.Problem(sc.Ball(np.array([x, 0.0]), 1.0), (), f) for x in (2.0, 3.0, 5.0)]
+    >>> sc.solve_batch(balls).value.round(3).tolist()
+    [1.0, 4.0, 16.0]
+    """
+    batch = problems if isinstance(problems, Batch) else stack(problems)
+    validate_batch(batch)
+    return _solve(
+        batch.problem, batch.axes, batch.size, start, atol, rtol, solver, target,
+        max_iterations, time_limit, progress,
+    )  # fmt: skip
+
+
+def _solve(
+    problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress
+) -> BatchSolution:
+    validate_options(atol, rtol, max_iterations, time_limit)
+    solvers = named_solver(solver)
+    clock = _Clock(time_limit)
+    arrays = as_arrays(problem)
+    axes = None if axes is None else axes
+    points = _starting_points(arrays, axes, size, start)
+    dtype = jnp.result_type(*jax.tree.leaves(points.inputs))
+
+    def each(value):
+        return jnp.broadcast_to(jnp.asarray(value, dtype), (size,))
+
+    goal = -np.inf if target is None else target
+    met, proof = each(-jnp.inf if target is None else goal), each(jnp.inf if target is None else goal)
+    stopping = Stopping(
+        each(atol), each(rtol), met, proof, jnp.full((size,), max_iterations, jnp.int32)
+    )
+    with _shown(progress, size) as show:
+        search = _Search(arrays, axes, solvers, clock, show)
+        search.run(points, stopping)
+        eps = float(jnp.finfo(dtype).eps)
+        certified = _certified(problem, axes, search.kept, eps)
+        # The search stops on bounds in its own precision. Where float64 disagrees, search on for more.
+        for _ in range(3):
+            early = _not_yet(search.kept, certified, atol, rtol, target)
+            if not early.any() or clock.over():
+                break
+            lag = jnp.asarray(np.maximum(search.kept.bound - certified.bound, 0), dtype)
+            stopping = Stopping(
+                0.5 * stopping.atol,
+                0.5 * stopping.rtol,
+                met,
+                stopping.proof + jnp.where(jnp.asarray(early), 2 * lag, 0),
+                stopping.iterations,
+            )
+            search.resume(np.flatnonzero(early), stopping)
+            certified = _certified(problem, axes, search.kept, eps)
+    return BatchSolution(
+        search.kept, certified, search.records, clock.seconds(), clock.over(), atol, rtol, target,
+        tuple(problem.stage_name(i) for i in range(len(problem.stages))),
+    )  # fmt: skip
+
+
+def _starting_points(problem, axes, size, start) -> Point:
+    """Complete starting points with a leading axis of lanes."""
+    given = start if start is not None else Point()
+    # A plain number for all fractions is shared; arrays have a leading axis of lanes.
+    axis = jax.tree.map(lambda x: None if np.ndim(x) == 0 else 0, given)
+
+    def one(p, inputs, fractions):
+        dtype = jnp.result_type(*jax.tree.leaves(p.inputs.centre()))
+        return full_point(p, Point(inputs, fractions), dtype)
+
+    arrays, static = eqx.partition(problem, eqx.is_array)
+    return eqx.filter_jit(
+        lambda arrays, given: jax.vmap(
+            lambda a, i, f: one(eqx.combine(a, static), i, f),
+            in_axes=(axes, axis.inputs, axis.fractions),
+            axis_size=size,
+        )(arrays, given.inputs, given.fractions)
+    )(arrays, given)
+
+
+def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
+    """Values and bounds of the lanes' best points, evaluated in float64."""
+    with jax.enable_x64(True):
+        problem, points, proposals = as_arrays(
+            (problem, kept.point, kept.proposal), jnp.float64
+        )
+        done, crossing, certificate, bound, points = _certify_lanes(
+            axes, problem, points, proposals, eps
+        )
+        value = np.array(done.value, np.float64)
+        bad = ~np.isfinite(np.asarray(kept.value)) | ~np.isfinite(value) | (np.asarray(crossing.amount) > 0)
+        value[bad] = np.inf
+        return Certified(
+            value,
+            np.array(bound, np.float64),
+            *jax.tree.map(np.asarray, (points.inputs, done.blocks, certificate)),
+        )
+
+
+def _not_yet(kept: Lane, certified, atol, rtol, target) -> np.ndarray:
+    """Lanes that stopped on numbers which float64 does not confirm."""
+    stopped = np.isin(kept.code, (REACHED, PROVEN, MET))
+    return stopped & ~_confirmed(certified, atol, rtol, target)
+
+
+def _confirmed(certified, atol, rtol, target) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        good = certified.value - certified.bound <= atol + rtol * np.abs(certified.bound)
+    if target is not None:
+        good = good | (certified.bound > target) | (certified.value <= target)
+    return good
+
+
+@contextlib.contextmanager
+def _shown(progress, size):
+    """The function that the search calls after each chunk."""
+    finished = np.zeros(size, bool)
+
+    def count(search, place, codes):
+        finished[:] = ~np.isin(search.kept.code, (RUNNING, STUCK))
+        finished[place[~np.isin(codes, (RUNNING, STUCK))]] = True
+        return int(finished.sum())
+
+    if callable(progress):
+        yield lambda search, place, codes: progress(count(search, place, codes), size)
+    elif progress:
+        from rich.progress import Progress
+
+        with Progress() as bar:
+            task = bar.add_task("solving", total=size)
+            yield lambda search, place, codes: bar.update(
+                task, completed=count(search, place, codes)
+            )
+            bar.update(task, completed=size)
+    else:
+        yield lambda search, place, codes: None

@@ -1,0 +1,18 @@
+"""Solvers by name."""
+
+from stagecert.solvers.base import AbstractSolver, Report
+from stagecert.solvers.gradient import Accelerated, Backtracking, Simple
+from stagecert.solvers.greedy import Greedy
+from stagecert.solvers.polish import Polish
+from stagecert.solvers.safe import Safe
+
+__all__ = [
+    "AbstractSolver",
+    "Accelerated",
+    "Backtracking",
+    "Greedy",
+    "Polish",
+    "Report",
+    "Safe",
+    "Simple",
+]

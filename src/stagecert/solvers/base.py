@@ -1,0 +1,74 @@
+"""What a solver is: a small object with `init` and `step`; one loop (stagecert.solve) runs them all."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from stagecert import tree
+from stagecert.certificate import Crossing, Evaluation, Proposal
+from stagecert.problem import Problem
+from stagecert.reformulation import Point
+
+
+class Report(eqx.Module):
+    """What a step found: a feasible point with its value, and a proposed bound.
+
+    The loop keeps the best value and the best bound of all reports, so a step may report whatever it
+    evaluated, good or bad.
+    """
+
+    point: Point
+    value: Any
+    crossing: Crossing
+    bound: Any
+    proposal: Proposal
+    passes: Any
+    stuck: Any
+
+
+class AbstractSolver(eqx.Module):
+    """A search on psi_0. `step` must be a pure JAX function: batches run it under `vmap`.
+
+    Attributes:
+        name: how traces and tables call it.
+        patience: after how many steps without a smaller gap the loop takes it as stalled.
+    """
+
+    name: eqx.AbstractClassVar[str]
+    patience: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def init(self, problem: Problem, point: Point) -> tuple[Any, Report]:
+        """The state at a starting point, and what was found there."""
+
+    @abc.abstractmethod
+    def step(self, problem: Problem, state) -> tuple[Any, Report]:
+        """One iteration."""
+
+
+def report(evaluation: Evaluation, passes, stuck=False) -> Report:
+    """The report of one evaluation."""
+    return Report(
+        evaluation.point,
+        evaluation.value,
+        evaluation.crossing,
+        evaluation.bound,
+        evaluation.proposal(),
+        jnp.asarray(passes, jnp.int32),
+        jnp.asarray(stuck),
+    )
+
+
+def project(problem: Problem, point: Point) -> Point:
+    """The nearest point with inputs in S and fractions in [0, 1]."""
+    fractions = tuple(jnp.clip(f, 0, 1) for f in point.fractions)
+    return Point(problem.inputs.project(point.inputs), fractions)
+
+
+def step_progress(problem: Problem, point: Point, gradient: Point, smoothness):
+    """delta_L(s, theta): what one projected-gradient step is sure to gain if psi_0 is L-smooth."""
+    target = project(problem, tree.move(point, gradient, -1 / smoothness))
+    d = tree.subtract(target, point)
+    return -(tree.dot(gradient, d) + 0.5 * smoothness * tree.dot(d, d))

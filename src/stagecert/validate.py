@@ -1,0 +1,279 @@
+"""Bad input becomes one clear exception before any work."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert.errors import ProblemError
+from stagecert.problem import AbstractStage, Problem, ScanStage, as_arrays
+from stagecert.sets import AbstractSet
+
+
+class _Earlier(tuple):
+    """The earlier blocks, which say so when a stage asks for a later one."""
+
+    where: str
+
+    def __getitem__(self, index):
+        if isinstance(index, int) and not -len(self) <= index < len(self):
+            have = f"blocks 0 to {len(self) - 1} come" if len(self) else "no block comes"
+            raise ProblemError(
+                f"{self.where} reads block {index}, but only {have} before it. A stage may read the "
+                "inputs and earlier blocks only; put the stages in order."
+            )
+        return super().__getitem__(index)
+
+
+def _earlier(blocks, where) -> _Earlier:
+    guarded = _Earlier(blocks)
+    guarded.where = where
+    return guarded
+
+
+jax.tree_util.register_pytree_node(
+    _Earlier, lambda b: (tuple(b), b.where), lambda where, blocks: _earlier(blocks, where)
+)
+
+
+def first_bad_entry(array) -> tuple[tuple[int, ...], float] | None:
+    """Index and value of the first entry that is not finite."""
+    array = np.asarray(array)
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return None
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    return index, float(array[index])
+
+
+def _check_finite(tree: Any, what: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not isinstance(leaf, (np.ndarray, np.generic, jax.Array, float)):
+            continue
+        place = f"{what}{jax.tree_util.keystr(path)}"
+        array = np.asarray(leaf)
+        if np.issubdtype(array.dtype, np.complexfloating):
+            raise ProblemError(f"{place} is complex ({array.dtype}); stagecert works on real numbers.")
+        if not (jnp.issubdtype(array.dtype, jnp.floating)):
+            continue
+        if (found := first_bad_entry(array.astype(np.float64))) is not None:
+            index, value = found
+            raise ProblemError(f"{place} is not finite: entry {list(index)} is {value}.")
+
+
+def _call(function, arguments, where: str):
+    """eval_shape with errors that say whose function failed."""
+    try:
+        return jax.eval_shape(lambda *a: function(*a), *arguments)
+    except ProblemError:
+        raise
+    except Exception as error:
+        summary = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ProblemError(f"{where} failed on inputs of the right shapes: {summary}") from error
+
+
+def _check_floating(shape, where: str) -> None:
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        raise ProblemError(
+            f"{where} returns {shape.dtype}; it must return floating-point numbers (write 0.0, not 0)."
+        )
+
+
+def validate(problem: Problem) -> None:
+    """Raises ProblemError if the problem is not well formed.
+
+    Checks shapes, dtypes, finiteness of all parameters, that the set is bounded and not empty, and
+    that no stage reads a later block. Convexity and ordering are for `check`.
+    """
+    if not isinstance(problem, Problem):
+        raise ProblemError(f"Expected a stagecert.Problem, got {type(problem).__name__}.")
+    if not isinstance(problem.inputs, AbstractSet):
+        raise ProblemError(
+            f"inputs must be a set (Box, Ball, Simplex, Product ...), not "
+            f"{type(problem.inputs).__name__}."
+        )
+    problem.inputs.validate()
+    for index, stage in enumerate(problem.stages):
+        if not isinstance(stage, AbstractStage):
+            raise ProblemError(f"Stage {index} must be a Stage or ScanStage, not {stage!r}.")
+        _check_finite(getattr(stage, "params", None), f"{problem.stage_name(index)}: params")
+    _check_finite(problem.objective.params, "Objective: params")
+
+    arrays = as_arrays(problem)
+    inputs = jax.eval_shape(arrays.inputs.centre)
+    blocks: tuple = ()
+    for index, stage in enumerate(arrays.stages):
+        blocks = (*blocks, _validate_stage(problem, stage, index, inputs, blocks))
+    value = _call(
+        lambda i, b: jnp.asarray(arrays.objective(i, _earlier(b, "The objective"))),
+        (inputs, blocks),
+        "The objective",
+    )
+    if value.shape != ():
+        raise ProblemError(
+            f"The objective must return a scalar, but returns an array of shape {value.shape}."
+        )
+    _check_floating(value, "The objective")
+    _validate_curvature(arrays, inputs, blocks)
+
+
+def _validate_stage(problem, stage, index, inputs, blocks) -> jax.ShapeDtypeStruct:
+    where = problem.stage_name(index)
+    for what in ("lower", "upper"):
+        if hasattr(stage, what) and not callable(getattr(stage, what)):
+            raise ProblemError(f"{where}: {what} must be a function, not {getattr(stage, what)!r}.")
+    if isinstance(stage, ScanStage):
+        return _validate_scan(stage, where, inputs, blocks)
+
+    def both(i, b):
+        shape = stage.shape(i, _earlier(b, where))
+        lower, upper, _ = stage.bounds(i, _earlier(b, where), jnp.zeros(shape.shape, shape.dtype))
+        return lower, upper
+
+    lower, upper = _call(both, (inputs, blocks), where)
+    _check_pair(lower, upper, where)
+    _check_box(stage.box, lower.shape, where)
+    return lower
+
+
+def _check_pair(lower, upper, where):
+    if lower.shape != upper.shape:
+        raise ProblemError(
+            f"{where}: lower has shape {lower.shape} but upper has shape {upper.shape}; they must "
+            "be equal (use jnp.broadcast_to)."
+        )
+    _check_floating(lower, f"{where}: lower")
+    _check_floating(upper, f"{where}: upper")
+
+
+def _validate_scan(stage: ScanStage, where, inputs, blocks):
+    if not isinstance(stage.length, int) or stage.length < 1:
+        raise ProblemError(f"{where}: length must be a positive whole number, not {stage.length!r}.")
+
+    def check_leading(tree, what):
+        for leaf in jax.tree.leaves(tree):
+            if not hasattr(leaf, "shape"):
+                continue
+            if len(leaf.shape) == 0 or leaf.shape[0] != stage.length:
+                raise ProblemError(
+                    f"{where}: {what} must have leading axis {stage.length} (length), but one array "
+                    f"has shape {tuple(leaf.shape)}."
+                )
+
+    initial, feed = _call(
+        lambda i, b: stage._start(i, _earlier(b, where)), (inputs, blocks), f"{where}: initial or feed"
+    )
+    if not callable(stage.initial):
+        _check_finite(stage.initial, f"{where}: initial")
+    check_leading(feed, "feed")
+    check_leading(stage.params, "params")
+
+    def first(i, b):
+        initial, feed = stage._start(i, b)
+        params, feed = jax.tree.map(lambda x: x[0] if hasattr(x, "shape") else x, (stage.params, feed))
+        return stage._step(params, feed, initial, None, None)[:2]
+
+    lower, upper = _call(first, (inputs, blocks), where)
+    _check_pair(lower, upper, where)
+    if lower.shape != initial.shape:
+        raise ProblemError(
+            f"{where}: a step maps a state of shape {initial.shape} (initial) to one of shape "
+            f"{lower.shape}; they must be equal."
+        )
+    shape = jax.ShapeDtypeStruct((stage.length, *lower.shape), lower.dtype)
+    _check_box(stage.box, shape.shape, where)
+    return shape
+
+
+def _check_box(box, shape, where):
+    if box is None:
+        return
+    if not isinstance(box, (tuple, list)) or len(box) != 2:
+        raise ProblemError(f"{where}: box must be a pair (lowest, highest).")
+    lowest, highest = (np.asarray(b) for b in box)
+    try:
+        lowest, highest = np.broadcast_to(lowest, shape), np.broadcast_to(highest, shape)
+    except ValueError as error:
+        raise ProblemError(
+            f"{where}: box has shapes {lowest.shape} and {highest.shape}, the block {shape}."
+        ) from error
+    _check_finite((lowest, highest), f"{where}: box")
+    if (lowest > highest).any():
+        entry = tuple(int(i) for i in np.argwhere(lowest > highest)[0])
+        raise ProblemError(
+            f"{where}: box is empty at entry {list(entry)}: {lowest[entry]} > {highest[entry]}."
+        )
+
+
+def _validate_curvature(problem, inputs, blocks):
+    objective = problem.objective
+    pairs = []
+    if objective.curvature_inputs is not None:
+        c = objective.curvature_inputs
+        same = jax.tree.structure(c) == jax.tree.structure(inputs)
+        if not same:
+            raise ProblemError("Objective: curvature_inputs must be arranged like the inputs.")
+        pairs += [("curvature_inputs", a, b) for a, b in zip(*map(jax.tree.leaves, (c, inputs)), strict=True)]
+    if objective.curvature_blocks is not None:
+        c = objective.curvature_blocks
+        if not isinstance(c, (tuple, list)) or len(c) != len(blocks):
+            raise ProblemError(
+                f"Objective: curvature_blocks must be a tuple with one entry for each of the "
+                f"{len(blocks)} stages."
+            )
+        pairs += [(f"curvature_blocks[{i}]", a, b) for i, (a, b) in enumerate(zip(c, blocks, strict=True))]
+    for what, given, like in pairs:
+        array = np.asarray(given)
+        try:
+            np.broadcast_to(array, like.shape)
+        except ValueError as error:
+            raise ProblemError(
+                f"Objective: {what} has shape {array.shape}, which does not broadcast to {like.shape}."
+            ) from error
+        _check_finite(array, f"Objective: {what}")
+        if (array < 0).any():
+            raise ProblemError(f"Objective: {what} has a negative entry ({array.min()}).")
+
+
+def validate_options(atol, rtol, max_iterations, time_limit) -> None:
+    """Raises ProblemError for tolerances and limits that make no sense."""
+    for name, value in (("atol", atol), ("rtol", rtol)):
+        if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+            raise ProblemError(f"{name} must be a finite number >= 0, not {value!r}.")
+    if not (isinstance(max_iterations, int) and max_iterations >= 0):
+        raise ProblemError(f"max_iterations must be a whole number >= 0, not {max_iterations!r}.")
+    if time_limit is not None and not (isinstance(time_limit, (int, float)) and time_limit > 0):
+        raise ProblemError(f"time_limit must be a positive number of seconds, not {time_limit!r}.")
+
+
+def validate_start(problem: Problem, start) -> None:
+    """Raises ProblemError unless `start` fits the problem."""
+    from stagecert.reformulation import Point
+
+    if start is None:
+        return
+    if not isinstance(start, Point):
+        raise ProblemError(f"start must be a stagecert.Point, not {type(start).__name__}.")
+    arrays = as_arrays(problem)
+    _check_finite((start.inputs, start.fractions), "start")
+    if start.inputs is not None:
+        like = jax.eval_shape(arrays.inputs.centre)
+        if jax.tree.structure(like) != jax.tree.structure(start.inputs) or [
+            x.shape for x in jax.tree.leaves(like)
+        ] != [np.shape(x) for x in jax.tree.leaves(start.inputs)]:
+            raise ProblemError("start: inputs are not arranged like a point of the problem's set.")
+    if isinstance(start.fractions, (tuple, list)):
+        shapes = arrays.block_shapes()
+        if len(shapes) != len(start.fractions):
+            raise ProblemError(
+                f"start: {len(start.fractions)} arrays of fractions for {len(shapes)} stages."
+            )
+        for i, (shape, given) in enumerate(zip(shapes, start.fractions, strict=True)):
+            try:
+                np.broadcast_to(np.asarray(given), shape.shape)
+            except ValueError as error:
+                raise ProblemError(
+                    f"start: fractions of stage {i} have shape {np.shape(given)}, the block {shape.shape}."
+                ) from error
