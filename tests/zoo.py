@@ -3,8 +3,8 @@
 Truths come from closed forms, a Riccati recursion, HiGHS (linear programs) and Clarabel (the rest),
 the two solvers through CVXPY. They are solved when first asked for, so importing is cheap.
 
-Multipliers follow L = f + sum_i (y_i^+ mu_i - y_i^- eta_i - y_i z_i): y_i is the net multiplier, that
-of mu_i <= z_i minus that of z_i <= eta_i.
+Multipliers follow L = f + sum_i (y_i^+ mu_i - y_i^- eta_i - y_i z_i) with y_i^+ = max(y_i, 0) and
+y_i^- = max(-y_i, 0): y_i is the net multiplier, that of mu_i <= z_i minus that of z_i <= eta_i.
 
 A truth leaves out (None) what is not unique, so whatever is given can be compared with a solver's
 answer entry by entry.
@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import cvxpy as cp
@@ -39,7 +40,7 @@ class Truth:
 class Case:
     """A problem and its truth.
 
-    `smooth` is False where a function has kinks, and for the chain: all affine, but with no curvature
+    `smooth` is False where a function has kinks, and for the chain: affine, but with no curvature
     anywhere it behaves like the kinked linear programs.
     """
 
@@ -133,7 +134,7 @@ class Model:
         return z
 
     def solve(self, objective, inputs, *extra, linear=False, unique="all") -> Truth:
-        """Solves; `extra` says that the inputs lie in their set. unique: "all", "primal", "value"."""
+        """Solves; `extra` puts the inputs in their set. `unique`: "all", "primal" or "value"."""
         problem = cp.Problem(cp.Minimize(objective), [*self.constraints, *extra])
         _solve_linear(problem) if linear else _solve_conic(problem)
         value = float(problem.value)
@@ -219,14 +220,16 @@ def _truth_pinched():
     return Truth(-3.0, one, (0 * one,), (one,))
 
 
-_add("pinched", _make_pinched, _truth_pinched, smooth=True, source="closed form; mu = eta at optimum")
+_add(
+    "pinched", _make_pinched, _truth_pinched, smooth=True, source="closed form; mu = eta at optimum"
+)
 
 
 # -- stages without room anywhere, by functions that differ off the feasible set ------------------
 #
-# The width eta - mu is concave and not negative, so a width of zero at an interior point, such as the
-# centre that a search starts from, means zero everywhere. The two bounds of the middle stage agree
-# because the first stage is an equation and because the third input is fixed, but their slopes differ.
+# The width eta - mu is concave and not negative, so a width of zero at an interior point, such as
+# the centre that a search starts from, means zero everywhere. The two bounds of the middle stage
+# agree because the first stage is an equation and the third input is fixed; their slopes differ.
 
 
 @lru_cache
@@ -295,7 +298,7 @@ def _truth_flat():
 _add("flat", _make_flat, _truth_flat, smooth=True, source="Clarabel; width zero at the centre")
 
 
-# -- a ladder: at s = 0 all room is lost, and fractions of 0 hold a search there --------------------
+# -- a ladder: at s = 0 all room is lost, and fractions of 0 hold a search there ------------------
 
 
 def _ladder_lower(feed, x):
@@ -335,7 +338,7 @@ def _softplus_data():
     lower, upper = -np.ones(6), np.ones(6)
     layers = []
     low, high = lower, upper
-    for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for n_in, n_out in pairwise(sizes):
         W = rng.normal(size=(n_out, n_in)) / np.sqrt(n_in)
         b = 0.3 * rng.normal(size=n_out)
         l, u = _interval(W, low, high)
@@ -383,7 +386,13 @@ def _truth_softplus():
     return model.solve(p["c"] @ z, s, *_in_box(s, p["lower"], p["upper"]))
 
 
-_add("softplus_net", _make_softplus, _truth_softplus, smooth=True, source="Clarabel, exponential cone")
+_add(
+    "softplus_net",
+    _make_softplus,
+    _truth_softplus,
+    smooth=True,
+    source="Clarabel, exponential cone",
+)
 
 
 # -- linear dynamics, quadratic cost --------------------------------------------------------------
@@ -469,9 +478,7 @@ def _truth_lqr():
 def _truth_lqr_box():
     p, weights = _lqr_data(), _lqr_weights()
     u, model = cp.Variable((p["T"], 2)), Model()
-    z = model.equal(
-        (p["T"], 4), lambda z: _previous(p["x0"][None], z) @ p["A"].T + u @ p["B"].T
-    )
+    z = model.equal((p["T"], 4), lambda z: _previous(p["x0"][None], z) @ p["A"].T + u @ p["B"].T)
     cost = cp.sum(cp.multiply(weights["R"], u**2)) + cp.sum(cp.multiply(weights["Q"], z**2))
     return model.solve(0.5 * cost, u, cp.abs(u) <= 0.1)
 
@@ -480,7 +487,7 @@ _add("lqr", lambda: _make_lqr(10.0), _truth_lqr, smooth=True, source="Riccati re
 _add("lqr_box", lambda: _make_lqr(0.1), _truth_lqr_box, smooth=True, source="Clarabel; active box")
 
 
-# -- dynamics in a wedge between a square and its chord --------------------------------------------
+# -- dynamics in a wedge between a square and its chord -------------------------------------------
 
 
 @lru_cache
@@ -579,8 +586,8 @@ def _truth_wedge():
         out = []
         for t in range(10):
             step = {name: value[t] for name, value in steps.items()}
-            x = before[t]
-            out.append(step["A"] @ x + step["B"] @ s["u"][t] + step["k"] * bend(step, step["q"] @ x))
+            bent = step["k"] * bend(step, step["q"] @ before[t])
+            out.append(step["A"] @ before[t] + step["B"] @ s["u"][t] + bent)
         return cp.vstack(out)
 
     z = model.stage(
@@ -596,7 +603,7 @@ def _truth_wedge():
 _add("wedge", _make_wedge, _truth_wedge, smooth=True, source="Clarabel")
 
 
-# -- exponentials and squares below, logarithms and roots above ------------------------------------
+# -- exponentials and squares below, logarithms and roots above -----------------------------------
 
 
 @lru_cache
@@ -696,7 +703,7 @@ def _truth_curved():
 _add("curved", _make_curved, _truth_curved, smooth=True, source="Clarabel, exponential cone")
 
 
-# -- ball: distance to a point, in two stages ------------------------------------------------------
+# -- ball: distance to a point, in two stages -----------------------------------------------------
 
 
 @lru_cache
@@ -785,7 +792,9 @@ def _truth_entropy():
     return Truth(float(z.sum() + g @ s), s, (z,), (np.ones(8),))
 
 
-_add("entropy", _make_entropy, _truth_entropy, smooth=True, source="optimality condition, SciPy root")
+_add(
+    "entropy", _make_entropy, _truth_entropy, smooth=True, source="optimality condition, SciPy root"
+)
 
 
 @lru_cache
@@ -831,7 +840,7 @@ def _truth_markowitz():
 _add("markowitz", _make_markowitz, _truth_markowitz, smooth=True, source="Clarabel")
 
 
-# -- product of a box and a ball --------------------------------------------------------------------
+# -- product of a box and a ball ------------------------------------------------------------------
 
 
 @lru_cache
@@ -868,7 +877,8 @@ def _product_second_upper(p, s, z):
 
 
 def _product_objective(p, s, z):
-    return p["w"] @ z[1] + jnp.sum(z[0]) / 4 + jnp.sum((s["a"] - p["a0"]) ** 2) / 8 + p["g"] @ s["b"]
+    of_inputs = jnp.sum((s["a"] - p["a0"]) ** 2) / 8 + p["g"] @ s["b"]
+    return p["w"] @ z[1] + jnp.sum(z[0]) / 4 + of_inputs
 
 
 def _make_product():
@@ -897,10 +907,12 @@ def _truth_product():
     return model.solve(cost, s, cp.abs(s["a"]) <= 1, cp.norm(s["b"]) <= 1)
 
 
-_add("box_and_ball", _make_product, _truth_product, smooth=True, source="Clarabel, exponential cone")
+_add(
+    "box_and_ball", _make_product, _truth_product, smooth=True, source="Clarabel, exponential cone"
+)
 
 
-# -- a stage that feeds a scan that feeds a stage ---------------------------------------------------
+# -- a stage that feeds a scan that feeds a stage -------------------------------------------------
 
 
 @lru_cache
@@ -996,8 +1008,8 @@ def _make_sandwich():
         ),
         sc.Stage(_sandwich_last_lower, _sandwich_last_upper, params=p["last"], name="last"),
     )
-    zeros = (jnp.zeros((6, 2)), jnp.ones((6, 2)), jnp.zeros(2))
-    objective = sc.Objective(_sandwich_objective, params=p["cost"], curvature_blocks=zeros)
+    curvature = (jnp.zeros((6, 2)), jnp.ones((6, 2)), jnp.zeros(2))
+    objective = sc.Objective(_sandwich_objective, params=p["cost"], curvature_blocks=curvature)
     return sc.Problem(sc.Box(-jnp.ones(4), jnp.ones(4)), stages, objective)
 
 
@@ -1020,9 +1032,7 @@ def _truth_sandwich():
             + steps["k"] * steps["shift"]
         ],
     )
-    z = model.stage(
-        2, [0.5 * cp.square(x[-1])], [p["last"] - 0.25 * cp.square(x[-1] - s[:2])]
-    )
+    z = model.stage(2, [0.5 * cp.square(x[-1])], [p["last"] - 0.25 * cp.square(x[-1] - s[:2])])
     q = p["cost"]
     cost = 0.5 * cp.sum_squares(x - q["target"]) + cp.sum(cp.multiply(q["v"], v))
     return model.solve(cost + q["c"] @ z + q["g"] @ s, s, cp.abs(s) <= 1)
@@ -1031,7 +1041,7 @@ def _truth_sandwich():
 _add("sandwich", _make_sandwich, _truth_sandwich, smooth=True, source="Clarabel, exponential cone")
 
 
-# -- the chain: gradients must travel through 49 steps -----------------------------------------------
+# -- the chain: gradients must travel through 49 steps --------------------------------------------
 
 
 def _chain_lower(feed, x):
@@ -1059,7 +1069,7 @@ def _truth_chain():
 _add("chain", _make_chain, _truth_chain, smooth=False, source="closed form")
 
 
-# -- triangle relaxations of ReLU networks -----------------------------------------------------------
+# -- triangle relaxations of ReLU networks --------------------------------------------------------
 
 
 def _relu_layer(rng, low, high, size):
@@ -1155,10 +1165,16 @@ def _truth_relu_kinks():
     return model.solve(cp.sum(z2), s, *_in_box(s, p["lower"], p["upper"]), linear=True)
 
 
-_add("relu_kinks", _make_relu_kinks, _truth_relu_kinks, smooth=False, source="HiGHS; kinks at optimum")
+_add(
+    "relu_kinks",
+    _make_relu_kinks,
+    _truth_relu_kinks,
+    smooth=False,
+    source="HiGHS; kinks at optimum",
+)
 
 
-# -- isotonic regression on a partial order ------------------------------------------------------------
+# -- isotonic regression on a partial order -------------------------------------------------------
 
 
 @lru_cache
@@ -1255,14 +1271,15 @@ _add(
 )
 
 
-# -- the mixture of reward tables that is worst for a decision maker ------------------------------------
+# -- the mixture of reward tables that is worst for a decision maker ------------------------------
 
 
 @lru_cache
 def _mdp_data():
     rng = np.random.default_rng(15)
     T, n, actions, tables = 25, 10, 3, 5
-    P = rng.dirichlet(0.3 * np.ones(n), size=(T, n, actions))
+    # No tiny probabilities: HiGHS would drop them and lose the ninth digit of the value.
+    P = 0.05 / n + 0.95 * rng.dirichlet(0.3 * np.ones(n), size=(T, n, actions))
     return {
         "P": P,
         "top": np.arange(1.0, T + 1),  # rewards are at most 1 a step
@@ -1319,7 +1336,7 @@ def _truth_mdp():
 _add("mdp", _make_mdp, _truth_mdp, smooth=False, source="HiGHS")
 
 
-# -- inventory: kinks in the objective -------------------------------------------------------------------
+# -- inventory: kinks in the objective ------------------------------------------------------------
 
 
 @lru_cache
@@ -1378,7 +1395,7 @@ def _truth_inventory():
 _add("inventory", _make_inventory, _truth_inventory, smooth=False, source="HiGHS")
 
 
-# -- production: minima above ------------------------------------------------------------------------------
+# -- production: minima above ---------------------------------------------------------------------
 
 
 @lru_cache
@@ -1450,7 +1467,7 @@ def _truth_production():
 _add("production", _make_production, _truth_production, smooth=False, source="HiGHS")
 
 
-# -- max pooling ---------------------------------------------------------------------------------------------
+# -- max pooling ----------------------------------------------------------------------------------
 
 
 @lru_cache
@@ -1506,7 +1523,7 @@ def _truth_pool():
 _add("max_pool", _make_pool, _truth_pool, smooth=False, source="HiGHS")
 
 
-# -- expected shortfall of a portfolio: a product of a simplex and an interval -----------------------------------
+# -- expected shortfall of a portfolio: a product of a simplex and an interval --------------------
 
 
 @lru_cache

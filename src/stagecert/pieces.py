@@ -125,35 +125,29 @@ def piecewise_linear(x, slopes, intercepts):
 # -- smoothing ----------------------------------------------------------------------------------
 
 
-def smooth_weights(x, width):
-    """Slopes of the smoothed maximum: argmax over the simplex of w . x - width/2 |w|^2.
+def smooth_weights(x, width, centre):
+    """Slopes of the smoothed maximum: argmax over the simplex of w . x - width/2 |w - centre|^2.
 
-    They are exact (one-hot) as soon as the largest entry leads by `width`. Two entries have a closed
-    form, the Huber slope clip(1/2 + (x_0 - x_1) / (2 width), 0, 1). At width 0: exact_weights.
+    Two entries have a closed form, the Huber slope clip(centre_0 + (x_0 - x_1) / (2 width), 0, 1).
     """
-    safe = jnp.where(width > 0, width, 1)
     if x.shape[-1] == 2:
-        first = jnp.clip(0.5 + (x[..., 0] - x[..., 1]) / (2 * safe), 0, 1)
-        smoothed = jnp.stack([first, 1 - first], axis=-1)
-    else:
-        # Projection of x / width onto the simplex; the shift only prevents overflow.
-        u = (x - jnp.max(x, axis=-1, keepdims=True)) / safe
-        down = jnp.flip(jnp.sort(u, axis=-1), axis=-1)
-        excess = (jnp.cumsum(down, axis=-1) - 1) / jnp.arange(1, x.shape[-1] + 1, dtype=x.dtype)
-        support = jnp.sum(down > excess, axis=-1, keepdims=True)
-        shift = jnp.take_along_axis(excess, jnp.maximum(support - 1, 0), axis=-1)
-        smoothed = jnp.maximum(u - shift, 0)
-        smoothed = smoothed / jnp.sum(smoothed, axis=-1, keepdims=True)
-    return jnp.where(width > 0, smoothed, exact_weights(x))
+        first = jnp.clip(centre[..., 0] + (x[..., 0] - x[..., 1]) / (2 * width), 0, 1)
+        return jnp.stack([first, 1 - first], axis=-1)
+    # Projection of centre + x / width onto the simplex; the shift only prevents overflow.
+    u = centre + (x - jnp.max(x, axis=-1, keepdims=True)) / width
+    down = jnp.flip(jnp.sort(u, axis=-1), axis=-1)
+    excess = (jnp.cumsum(down, axis=-1) - 1) / jnp.arange(1, x.shape[-1] + 1, dtype=x.dtype)
+    support = jnp.sum(down > excess, axis=-1, keepdims=True)
+    shift = jnp.take_along_axis(excess, jnp.maximum(support - 1, 0), axis=-1)
+    weights = jnp.maximum(u - shift, 0)
+    return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
 
-def smooth_max(x, width):
-    """An under-estimate of the maximum, at most width/2 below it, with slopes `smooth_weights`."""
-    x_0 = jax.lax.stop_gradient(x)
-    w = smooth_weights(x_0, width)
-    spread = jnp.sum(w * w, axis=-1) - 1 / x.shape[-1]
-    # w maximises w . x - width/2 |w|^2, so it is the gradient: no need to differentiate w.
-    return jnp.sum(w * x, axis=-1) - width / 2 * spread
+def smooth_max(x, width, centre):
+    """An under-estimate of the maximum, at most `width` below it, and its slopes."""
+    w = smooth_weights(jax.lax.stop_gradient(x), width, centre)
+    # w maximises w . x - width/2 |w - centre|^2, so it is the gradient: no need to differentiate w.
+    return jnp.sum(w * x, axis=-1) - width / 2 * jnp.sum((w - centre) ** 2, axis=-1), w
 
 
 @jax.custom_vjp
@@ -193,25 +187,17 @@ sloped_max.defvjp(_sloped_fwd, _sloped_bwd)
 
 
 def measured(x, datum):
-    """Exact; records how far apart the pieces are, the natural unit for a smoothing width."""
-    return max_p.bind(x), jnp.mean(jnp.max(x, axis=-1) - jnp.min(x, axis=-1))
+    """Exact; records how far apart the pieces are, the unit for smoothing widths, and the weights."""
+    unit = jnp.mean(jnp.max(x, axis=-1) - jnp.min(x, axis=-1))
+    return max_p.bind(x), (unit, jnp.full_like(x, 1 / x.shape[-1]))
 
 
 def smoothed(tau):
-    """Smoothed; `datum` is the piece's unit of length."""
+    """Smoothed; `datum` is (the piece's unit of length, centre); records the weights."""
 
     def treat(x, datum):
-        return smooth_max(x, tau * datum), ()
-
-    return treat
-
-
-def sloped(tau, slack_share):
-    """Exact values, smoothed slopes; `datum` is the unit of length; records the weights."""
-
-    def treat(x, datum):
-        w = jax.lax.stop_gradient(smooth_weights(x, tau * datum))
-        return sloped_max(x, w, slack_share), w
+        unit, centre = datum
+        return smooth_max(x, tau * unit, centre)
 
     return treat
 
@@ -310,7 +296,9 @@ def _interpret(jaxpr, consts, arguments, handle):
         if equation.primitive is max_p:
             out = [handle(*values)]
         elif not any(_has_pieces(body) for body, _ in inner):
-            functions, parameters = equation.primitive.get_bind_params(equation.params)
+            parameters = equation.primitive.get_bind_params(equation.params)
+            # Releases of JAX differ in where they put the functions that a primitive calls.
+            functions, parameters = parameters if isinstance(parameters, tuple) else ((), parameters)
             out = equation.primitive.bind(*functions, *values, **parameters)
             out = list(out) if equation.primitive.multiple_results else [out]
         elif equation.primitive.name in _CALLS:

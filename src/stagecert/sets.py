@@ -59,14 +59,13 @@ class AbstractSet(eqx.Module):
         >>> x.tolist(), value.item()
         ([-2.0, 0.0], -4.0)
         """
-        limits = jnp.finfo(jnp.result_type(*jax.tree.leaves((gradient, centre, curvature)), 0.0))
+        dtype = jnp.result_type(*jax.tree.leaves((gradient, centre, curvature)), 0.0)
         centre = jax.tree.broadcast(centre, gradient)
-        c = jnp.stack([jnp.min(leaf) for leaf in jax.tree.leaves(curvature)]).min()
-        # Processors may read subnormals as zero; a smaller curvature keeps the bound valid.
-        c = c - stop_gradient(jnp.where(c < limits.tiny, c, 0.0))
+        smallest = [jnp.min(jnp.asarray(leaf, dtype)) for leaf in jax.tree.leaves(curvature)]
+        c = _drop_negligible(jnp.stack(smallest).min())
         # Where gradient / c could overflow, curvature is lost in rounding: the linear rule serves.
         largest = jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]).max()
-        is_curved = c > limits.eps**2 * largest
+        is_curved = c > jnp.finfo(dtype).eps ** 2 * largest
         divisor = jnp.where(is_curved, c, 1.0)
         near = self.project(jax.tree.map(lambda z, g: z - g / divisor, centre, gradient))
         x = select(is_curved, near, self.minimise_linear(gradient))
@@ -109,13 +108,10 @@ class Box(AbstractSet):
         ([-0.5, -1.0], -3.25)
         """
         lower, upper, g, z, c = _floats(self.lower, self.upper, gradient, centre, curvature)
-        # Divide only where the stationary point may fall inside: elsewhere, c == 0 included, an
-        # end is optimal, and g / c could overflow.
-        reach = jnp.maximum(jnp.abs(upper - z), jnp.abs(lower - z))
-        inside = jnp.abs(g) < c * reach
-        stationary = z - jnp.where(inside, g, 0.0) / jnp.where(inside, c, 1.0)
+        c = _drop_negligible(c)
+        stationary = jnp.clip(z - g / jnp.where(c > 0, c, 1.0), lower, upper)
         end = jnp.where(g > 0, lower, jnp.where(g < 0, upper, jnp.clip(z, lower, upper)))
-        x = jnp.where(inside, jnp.clip(stationary, lower, upper), end)
+        x = jnp.where(c > 0, stationary, end)
         return x, jnp.sum((g + 0.5 * c * (x - z)) * (x - z))
 
     def sample(self, key: jax.Array) -> jax.Array:
@@ -206,7 +202,7 @@ class Simplex(AbstractSet):
 
     def project(self, point: Point) -> jax.Array:
         total, point = _floats(self.total, point)
-        # Adding a constant to all entries leaves the projection alone, and entries more than `total`
+        # A constant added to all entries leaves the projection alone, and entries more than `total`
         # below the largest project to zero: using both keeps every digit that matters.
         x = jnp.maximum(point - stop_gradient(jnp.max(point)), -2.0 * total)
         counts = jnp.arange(1, self.size + 1, dtype=x.dtype)
@@ -306,6 +302,13 @@ def _floats(*values: Any) -> list[jax.Array]:
     return [jnp.asarray(value, dtype) for value in values]
 
 
+def _drop_negligible(curvature: jax.Array) -> jax.Array:
+    # Derivatives divide by the square of it, and processors may read subnormals as zero. A smaller
+    # curvature keeps lower bounds valid; the derivative stays one.
+    is_negligible = curvature**2 < jnp.finfo(curvature.dtype).tiny
+    return curvature - stop_gradient(jnp.where(is_negligible, curvature, 0.0))
+
+
 def _direction(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return `x / |x|` and `|x|`, zeros at zero, without overflow, underflow or NaN derivatives."""
     largest = stop_gradient(jnp.max(jnp.abs(x)))
@@ -321,7 +324,7 @@ def _check(owner: str, **fields: Any) -> list[np.ndarray]:
     kinds = [getattr(value, "dtype", type(value)) for value in values]
     is_numeric = all(map(eqx.is_array_like, values))
     if not is_numeric or not jnp.issubdtype(np.result_type(*kinds), jnp.floating):
-        names = " and ".join(np.dtype(k).name if is_numeric else str(k) for k in kinds)
+        names = " and ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
         raise ProblemError(f"{owner}: {' and '.join(fields)} must be floating, got {names}")
     arrays = [np.asarray(array) for array in _floats(*values)]
     for field, array in zip(fields, arrays, strict=True):

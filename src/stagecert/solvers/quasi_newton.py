@@ -1,0 +1,75 @@
+"""Projected quasi-Newton steps: a limited-memory model of the curvature, minimised over the set.
+
+The model g . d + 1/2 d . B d is minimised over the set by spectral projected gradients, which cost
+vector operations but no pass over the stages; so bounds are respected exactly, whatever the set, and one
+evaluation of value and gradient an iteration buys a step with curvature in it (Schmidt et al. 2009).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+
+class Curvature(eqx.Module):
+    """The last steps and the changes of the gradient along them; rows of zeros are unused."""
+
+    steps: Any
+    turns: Any
+
+    @staticmethod
+    def none(memory: int, like) -> "Curvature":
+        """No curvature known yet."""
+        empty = jnp.zeros((memory, like.size), like.dtype)
+        return Curvature(empty, empty)
+
+    def extended(self, step, turn) -> "Curvature":
+        """With one more pair, if it bends upwards; the oldest is forgotten."""
+        eps = jnp.finfo(step.dtype).eps
+        bent = step @ turn > jnp.sqrt(eps) * jnp.linalg.norm(step) * jnp.linalg.norm(turn)
+        steps = jnp.roll(self.steps, -1, axis=0).at[-1].set(step)
+        turns = jnp.roll(self.turns, -1, axis=0).at[-1].set(turn)
+        return Curvature(jnp.where(bent, steps, self.steps), jnp.where(bent, turns, self.turns))
+
+    def times(self, first_scale) -> Callable:
+        """v -> B v, by the compact form of the BFGS matrix (Byrd, Nocedal and Schnabel 1994).
+
+        `first_scale` is the multiple of the identity to use while nothing is known.
+        """
+        s, y = self.steps, self.turns
+        sy = s @ y.T
+        diagonal = jnp.diagonal(sy)
+        used = diagonal > 0
+        last = jnp.where(used[-1], jnp.sum(y[-1] ** 2) / jnp.where(used[-1], diagonal[-1], 1), first_scale)
+        blank = jnp.where(used, 0, 1)
+        middle = jnp.block(
+            [
+                [last * (s @ s.T) + jnp.diag(blank), jnp.tril(sy, -1)],
+                [jnp.tril(sy, -1).T, -jnp.diag(diagonal + blank)],
+            ]
+        )
+        wings = jnp.concatenate([last * s, y])
+        # Ill-conditioned pairs make a useless model, not a wrong answer: the line search decides.
+        inverse = jnp.linalg.inv(middle)
+        return lambda v: last * v - (inverse @ (wings @ v)) @ wings
+
+
+def model_step(point, gradient, times: Callable, project: Callable, first_size, rounds: int):
+    """A step d with point + d in the set that (nearly) minimises gradient . d + 1/2 d . B d."""
+
+    def body(_, carry):
+        d, slope, size = carry
+        p = project(point + d - size * slope) - point - d
+        bent = times(p)
+        curve = p @ bent
+        share = jnp.clip(-(slope @ p) / jnp.where(curve > 0, curve, 1), 0, 1)
+        share = jnp.where(curve > 0, share, 1)
+        size = jnp.where(curve > 0, (p @ p) / jnp.where(curve > 0, curve, 1), size)
+        return d + share * p, slope + share * bent, size
+
+    d, _, _ = jax.lax.fori_loop(
+        0, rounds, body, (jnp.zeros_like(point), gradient, jnp.asarray(first_size, point.dtype))
+    )
+    return d
