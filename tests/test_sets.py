@@ -326,6 +326,14 @@ def test_quadratic_value_differentiates_with_respect_to_the_set():
     assert jax.jit(jax.grad(value))(2.0) == pytest.approx(-4.0)
 
 
+def test_quadratic_bound_stays_tight_in_single_precision():
+    # The step g / c is so short that x is good to few digits, and the slope there to none.
+    g, z = np.array([0.8, -0.6], np.float32), np.array([0.3, 0.7], np.float32)
+    _, value = Ball(np.zeros(2, np.float32), 1.0).minimise_quadratic(g, z, 1e4)
+    assert value.dtype == np.float32
+    assert value == pytest.approx(-0.5e-4, rel=1e-4)
+
+
 class Joint(AbstractSet):
     """A ball over all entries of a dict, as a user might write it."""
 
@@ -437,6 +445,7 @@ def test_fields_stay_as_given_and_scalars_broadcast():
     box = Box(-1.0, np.ones(3))
     box.validate()
     assert box.centre().tolist() == [0.0] * 3
+    assert not Box(0.0, 1.0).centre().weak_type
     assert box.sample(jax.random.key(0)).shape == (3,)
     assert box.minimise_linear(np.array([1.0, -1.0, 0.0])).tolist() == [-1.0, 1.0, 0.0]
     assert Simplex((3,)).centre().shape == (3,)

@@ -173,6 +173,7 @@ class Evaluation(eqx.Module):
     done: ForwardPass
     consistent: Sweep
     ordinary: Sweep | None
+    fixed: tuple | None
     minimiser: Any
     bound: Any
     crossing: "Crossing"
@@ -232,18 +233,21 @@ def evaluate(
     treatment_of=pieces.exactly_sloped,
     data=None,
     with_gradient: bool = True,
+    fix=None,
 ) -> Evaluation:
-    """Value and consistent bound at a point, and the ordinary sweep if `with_gradient`.
+    """Value and consistent bound at a point; the ordinary sweep if `with_gradient`.
 
-    One pass forward, and one or two back: `passes_of_evaluate` counts them.
+    With `fix` a number q, also the fractions that Fix-Degeneracy(q) asks for. One pass forward, and one
+    for each sweep back: `passes_of_evaluate` counts them.
     """
     done, back = linearise(problem, point, treatment_of, data)
-    if with_gradient:
-        # Both sweeps in one batched pass back: two right-hand sides cost less than two passes.
-        both = jax.vmap(back)(jnp.array([0, 1]), jnp.array([0, 0]))
-        ordinary, consistent = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
-    else:
-        ordinary, consistent = None, back(1, 0)
+    rules = [(1, 0)] + [(0, 0)] * with_gradient + ([] if fix is None else [(1, fix)])
+    # All sweeps in one batched pass back: several right-hand sides cost less than several passes.
+    corrected, q = (jnp.stack([jnp.asarray(x, done.value.dtype) for x in c]) for c in zip(*rules, strict=True))
+    sweeps = [jax.tree.map(lambda x, k=k: x[k], jax.vmap(back)(corrected, q)) for k in range(len(rules))]
+    consistent = sweeps[0]
+    ordinary = sweeps[1] if with_gradient else None
+    fixed = None if fix is None else sweeps[-1].shares
     anchor = Anchor(point.inputs, done.blocks)
     value = lagrangian_value(done, consistent.multipliers) - consistent.slack
     parts = minimum_of_linearisation(
@@ -251,13 +255,13 @@ def evaluate(
     )
     bound = jnp.where(jnp.isnan(parts.computed), -jnp.inf, parts.computed)
     return Evaluation(
-        point, done, consistent, ordinary, parts.minimiser, bound, crossing_of(done)
+        point, done, consistent, ordinary, fixed, parts.minimiser, bound, crossing_of(done)
     )
 
 
-def passes_of_evaluate(with_gradient: bool = True) -> int:
+def passes_of_evaluate(with_gradient: bool = True, fix: bool = False) -> int:
     """How many passes `evaluate` makes."""
-    return 3 if with_gradient else 2
+    return 2 + with_gradient + fix
 
 
 def as_drawn(problem: Problem, evaluation: Evaluation):

@@ -186,10 +186,15 @@ sloped_max.defvjp(_sloped_fwd, _sloped_bwd)
 # -- treatments: (pieces, datum) -> (value of the maximum, record) --------------------------------
 
 
-def measured(x, datum):
-    """Exact; records how far apart the pieces are, the unit for smoothing widths, and the weights."""
-    unit = jnp.mean(jnp.max(x, axis=-1) - jnp.min(x, axis=-1))
-    return max_p.bind(x), (unit, jnp.full_like(x, 1 / x.shape[-1]))
+def measured(slack_share):
+    """Exact values and slopes; records (how far apart the pieces are, weights)."""
+    exact = exactly_sloped(slack_share)
+
+    def treat(x, datum):
+        value, w = exact(x, datum)
+        return value, (jnp.mean(jnp.max(x, axis=-1) - jnp.min(x, axis=-1)), w)
+
+    return treat
 
 
 def smoothed(tau):

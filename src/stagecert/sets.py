@@ -69,14 +69,17 @@ class AbstractSet(eqx.Module):
         divisor = jnp.where(is_curved, c, 1.0)
         near = self.project(jax.tree.map(lambda z, g: z - g / divisor, centre, gradient))
         x = select(is_curved, near, self.minimise_linear(gradient))
-        # A convex function lies above its tangent, here at x, so the least value of the tangent
-        # bounds it below however inexact x is. By Danskin's theorem the derivatives are those with
-        # x and the slope held fixed; letting them through would multiply rounding by 1 / c.
+        # A convex function lies above its tangent, here at x: taking off the most that the tangent
+        # falls within the set (or the function anywhere) bounds it below however inexact x is. By
+        # Danskin's theorem the derivatives are those with x and the slope held fixed; letting them
+        # through would multiply rounding by 1 / c.
         fixed = stop_gradient(x)
         move = subtract(fixed, centre)
-        slope = stop_gradient(jax.tree.map(lambda g, d: g + c * d, gradient, move))
         value = dot(jax.tree.map(lambda g, d: g + 0.5 * c * d, gradient, move), move)
-        return x, value + dot(slope, subtract(self.minimise_linear(slope), fixed))
+        slope = stop_gradient(jax.tree.map(lambda g, d: g + c * d, gradient, move))
+        within = dot(slope, subtract(fixed, self.minimise_linear(slope)))
+        anywhere = dot(slope, jax.tree.map(lambda h: 0.5 * h / stop_gradient(divisor), slope))
+        return x, value - jnp.minimum(within, jnp.where(is_curved, anywhere, jnp.inf))
 
 
 class Box(AbstractSet):
@@ -101,12 +104,7 @@ class Box(AbstractSet):
         return jnp.where(g > 0, lower, jnp.where(g < 0, upper, 0.5 * lower + 0.5 * upper))
 
     def minimise_quadratic(self, gradient: Point, centre: Point, curvature: Point) -> Bound:
-        """Return the exact minimiser and minimum; see `AbstractSet.minimise_quadratic`.
-
-        >>> x, value = Box(-1.0, np.ones(2)).minimise_quadratic(jnp.array([1.0, 4.0]), 0.0, 2.0)
-        >>> x.tolist(), value.item()
-        ([-0.5, -1.0], -3.25)
-        """
+        """Return the exact minimiser and minimum; see `AbstractSet.minimise_quadratic`."""
         lower, upper, g, z, c = _floats(self.lower, self.upper, gradient, centre, curvature)
         c = _drop_negligible(c)
         stationary = jnp.clip(z - g / jnp.where(c > 0, c, 1.0), lower, upper)

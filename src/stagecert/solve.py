@@ -36,7 +36,7 @@ CHUNK = 16  # iterations between two looks at the clock
 def named_solver(solver) -> tuple[AbstractSolver, ...]:
     """The solvers to run one after the other: a name, an object, or a sequence of these."""
     names = {
-        "auto": (Greedy(patience=2), Polish()),
+        "auto": (Greedy(patience=0, progress=0.5), Polish()),
         "greedy": (Greedy(),),
         "accelerated": (Accelerated(),),
         "simple": (Simple(),),
@@ -94,7 +94,7 @@ class History(eqx.Module):
     passes: Any
 
 
-def _absorbed(lane: Lane, found: Report, stopping: Stopping, patience: int) -> Lane:
+def _absorbed(lane: Lane, found: Report, stopping: Stopping, solver: AbstractSolver) -> Lane:
     """The lane after a report: best point and best bound kept, stopping rules applied."""
     finite = jnp.isfinite(found.value)
     crossed = found.crossing.amount > 0
@@ -103,11 +103,11 @@ def _absorbed(lane: Lane, found: Report, stopping: Stopping, patience: int) -> L
     value = jnp.where(better, found.value, lane.value)
     bound = jnp.where(higher, found.bound, lane.bound)
     gap = value - bound
-    smaller = gap < 0.99 * lane.smallest
+    smaller = gap <= solver.progress * lane.smallest
     stale = jnp.where(smaller, 0, lane.stale + 1)
     code = jnp.array(RUNNING)
     code = jnp.where(lane.iteration >= stopping.iterations, OUT_OF_STEPS, code)
-    code = jnp.where(found.stuck | (stale > patience), STUCK, code)
+    code = jnp.where(found.stuck | (stale > solver.patience), STUCK, code)
     code = jnp.where(~finite, NOT_FINITE, code)
     code = jnp.where(crossed, CROSSED, code)
     code = jnp.where(gap <= stopping.atol + stopping.rtol * jnp.abs(bound), REACHED, code)
@@ -145,7 +145,7 @@ def _start(problem: Problem, solver: AbstractSolver, stopping: Stopping, point: 
         infinity,
         zero,
     )
-    return _absorbed(lane, found, stopping, solver.patience)
+    return _absorbed(lane, found, stopping, solver)
 
 
 def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> Lane:
@@ -153,7 +153,7 @@ def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: La
     state, found = solver.init(problem, lane.point)
     lane = eqx.tree_at(lambda l: l.state, lane, state, is_leaf=lambda x: x is None)
     lane = eqx.tree_at(lambda l: l.stale, lane, jnp.zeros_like(lane.stale))
-    return _absorbed(lane, found, stopping, solver.patience)
+    return _absorbed(lane, found, stopping, solver)
 
 
 def _advance(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> tuple[Lane, History]:
@@ -165,7 +165,7 @@ def _advance(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) ->
         lane, history, k = carry
         state, found = solver.step(problem, lane.state)
         lane = eqx.tree_at(lambda l: (l.state, l.iteration), lane, (state, lane.iteration + 1))
-        lane = _absorbed(lane, found, stopping, solver.patience)
+        lane = _absorbed(lane, found, stopping, solver)
         history = History(
             history.value.at[k].set(lane.value),
             history.bound.at[k].set(lane.bound),

@@ -34,10 +34,12 @@ class AbstractSolver(eqx.Module):
     Attributes:
         name: how traces and tables call it.
         patience: after how many steps without a smaller gap the loop takes it as stalled.
+        progress: "smaller" means: at most this share of the gap before.
     """
 
     name: eqx.AbstractClassVar[str]
     patience: eqx.AbstractVar[int]
+    progress: eqx.AbstractVar[float]
 
     @abc.abstractmethod
     def init(self, problem: Problem, point: Point) -> tuple[Any, Report]:

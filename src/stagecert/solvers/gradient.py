@@ -76,6 +76,7 @@ class Simple(AbstractSolver):
     search: Backtracking = Backtracking()
     smoothness: float | None = None
     patience: int = 200
+    progress: float = 0.99
 
     def init(self, problem, point):
         evaluation = evaluate(problem, point)
@@ -118,6 +119,7 @@ class Accelerated(AbstractSolver):
     name: ClassVar[str] = "accelerated"
     search: Backtracking = Backtracking()
     patience: int = 200
+    progress: float = 0.99
 
     def init(self, problem, point):
         evaluation = evaluate(problem, point)

@@ -5,15 +5,25 @@ the linearisation; search the segment to that point. This is Fix-Degeneracy with
 conditional-gradient step in the inputs, and exact in a step or two where the optimum has no kinks.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from stagecert import tree
-from stagecert.certificate import Evaluation, crossing_of, evaluate, passes_of_evaluate
-from stagecert.reformulation import Point, forward_pass
+from stagecert.certificate import Evaluation, evaluate, passes_of_evaluate
+from stagecert.reformulation import Point
 from stagecert.solvers.base import AbstractSolver, Report, report
+
+
+class _Trials(eqx.Module):
+    """The trial just made, how many there were, and the best bound that any of them proved."""
+
+    last: Evaluation
+    count: Any
+    bound: Any
+    proposal: Any
 
 
 class Greedy(AbstractSolver):
@@ -26,53 +36,51 @@ class Greedy(AbstractSolver):
     name: ClassVar[str] = "greedy"
     halvings: int = 6
     patience: int = 50
+    progress: float = 0.99
 
     def init(self, problem, point):
         evaluation = evaluate(problem, point, with_gradient=False)
         return evaluation, report(evaluation, passes_of_evaluate(with_gradient=False))
 
     def step(self, problem, state: Evaluation):
-        target = Point(state.minimiser, state.consistent.shares)
-        # Optimistic: the whole segment, evaluated with its bound; a line search only if that fails.
-        whole = evaluate(problem, target, with_gradient=False)
-        cost = passes_of_evaluate(with_gradient=False)
-        lower = (whole.value < state.value) & (whole.crossing.amount == 0)
-
-        def near(trial) -> Point:
-            # First shorten the step of the inputs alone: the corners are right whatever the inputs do
-            # where bounds meet, and the whole way there may lead over a hill. Then shorten everything.
-            share = 2.0 ** -(trial % self.halvings + 1)
-            joint = jnp.where(trial < self.halvings, 1, share).astype(state.value.dtype)
-            share = jnp.asarray(share, state.value.dtype)
-            inputs = tree.between(state.point.inputs, target.inputs, share)
-            return Point(inputs, tree.between(state.point.fractions, target.fractions, joint))
-
-        def attempt(trial):
-            done = forward_pass(problem, near(trial))
-            good = (done.value < state.value) & (crossing_of(done).amount == 0)
-            return trial, good
-
-        def search():
-            trial, _ = jax.lax.while_loop(
-                lambda carry: ~carry[1] & (carry[0] < 2 * self.halvings - 1),
-                lambda carry: attempt(carry[0] + 1),
-                attempt(jnp.array(0, jnp.int32)),
+        def trial_point(trial) -> Point:
+            # First the whole step. Then shorten the step of the inputs alone: where bounds meet, the
+            # corners are right whatever the inputs do. Then shorten everything.
+            share = 2.0 ** -jnp.where(trial <= self.halvings, trial, trial - self.halvings)
+            share = share.astype(state.value.dtype)
+            joint = jnp.where(trial <= self.halvings, 1, share)
+            return Point(
+                tree.between(state.point.inputs, state.minimiser, share),
+                tree.between(state.point.fractions, state.consistent.shares, joint),
             )
-            return evaluate(problem, near(trial), with_gradient=False), trial + 1
 
-        new, trials = jax.lax.cond(lower, lambda: (whole, jnp.array(0, jnp.int32)), search)
-        stuck = ~(new.value < state.value)
-        passes = cost + jnp.where(lower, 0, trials + cost)
-        found = report(new, passes, stuck)
-        # The far end of the segment may have proven more than the point that was taken.
-        better = whole.bound > new.bound
+        def attempt(trials: _Trials) -> _Trials:
+            new = evaluate(problem, trial_point(trials.count), with_gradient=False)
+            better = new.bound > trials.bound
+            return _Trials(
+                new,
+                trials.count + 1,
+                jnp.where(better, new.bound, trials.bound),
+                tree.select(better, new.proposal(), trials.proposal),
+            )
+
+        def lower(new: Evaluation):
+            return (new.value < state.value) & (new.crossing.amount == 0)
+
+        none = _Trials(state, jnp.array(0, jnp.int32), state.bound, state.proposal())
+        trials = jax.lax.while_loop(
+            lambda t: (t.count == 0) | (~lower(t.last) & (t.count <= 2 * self.halvings)),
+            attempt,
+            none,
+        )
+        new, stuck = trials.last, ~lower(trials.last)
         found = Report(
-            found.point,
-            found.value,
-            found.crossing,
-            jnp.where(better, whole.bound, new.bound),
-            tree.select(better, whole.proposal(), new.proposal()),
-            found.passes,
+            new.point,
+            new.value,
+            new.crossing,
+            trials.bound,
+            trials.proposal,
+            trials.count * passes_of_evaluate(with_gradient=False),
             stuck,
         )
         return tree.select(stuck, state, new), found

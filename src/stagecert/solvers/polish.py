@@ -21,28 +21,28 @@ import jax.numpy as jnp
 from stagecert import pieces, tree
 from stagecert.certificate import evaluate, passes_of_evaluate
 from stagecert.problem import Problem
-from stagecert.reformulation import Point, forward_pass, linearise, psi_0_and_gradient
+from stagecert.reformulation import Point, psi_0_and_gradient
 from stagecert.solvers.base import AbstractSolver, project, report
 from stagecert.solvers.quasi_newton import Curvature, model_step
 
 
-def smoothing_data(problem: Problem, point: Point):
+def smoothing_data(records):
     """For every nonsmooth piece (its unit of length, weights in the middle of the simplex).
 
-    The unit is how far apart the piece's arguments are at a point. One pass. Steps of a scanned stage
-    share their unit.
+    The unit is how far apart the piece's arguments were when `records` were made (pieces.measured).
+    Steps of a scanned stage share their unit.
     """
-    records = forward_pass(problem, point, pieces.measured, None).records
     means = [jnp.mean(unit) for unit, _ in jax.tree.leaves(records, is_leaf=_is_datum)]
     largest = jnp.max(jnp.stack(means)) if means else 1.0
     # Arguments may happen to coincide at this point; their unit must not be zero.
     floor = jnp.where(largest > 0, 1e-3 * largest, 1)
 
-    def shared(record):
-        unit, centre = record
-        return jnp.maximum(jnp.full_like(unit, jnp.mean(unit)), floor), centre
+    def datum(record):
+        unit, weights = record
+        shared = jnp.maximum(jnp.full_like(unit, jnp.mean(unit)), floor)
+        return shared, jnp.full_like(weights, 1 / weights.shape[-1])
 
-    return jax.tree.map(shared, records, is_leaf=_is_datum)
+    return jax.tree.map(datum, records, is_leaf=_is_datum)
 
 
 def _is_datum(node) -> bool:
@@ -85,21 +85,27 @@ class Smoothed(eqx.Module):
         """The nearest vector whose point is in the set."""
         return self.vector(project(self.problem, self.point(vector)))
 
-    def treatment_of(self):
-        """How nonsmooth pieces are treated, for `linearise`."""
-        return (lambda _: pieces.smoothed(self.tau)) if jax.tree.leaves(self.data) else None
+    def gradient(self, vector) -> Point:
+        """A gradient in the vector's units as one in the point's."""
+        _, back = jax.flatten_util.ravel_pytree(self.like)
+        return jax.tree.map(jnp.divide, back(vector), self._units())
 
     def evaluate(self, vector):
         """(value, gradient, slopes of the pieces). Two passes."""
+        treatment_of = (lambda _: pieces.smoothed(self.tau)) if jax.tree.leaves(self.data) else None
         done, gradient = psi_0_and_gradient(
-            self.problem, self.point(vector), self.treatment_of(), self.data
+            self.problem, self.point(vector), treatment_of, self.data
         )
         scaled = jax.tree.map(jnp.multiply, gradient, self._units())
         return done.value, jax.flatten_util.ravel_pytree(scaled)[0], done.records
 
 
 class PolishState(eqx.Module):
-    """Where the search stands, what it knows of the curvature, and the smoothing."""
+    """Where the search stands, what it knows of the curvature, and the smoothing.
+
+    `jump` is 1 when the next trial does not follow the model but goes to `target`: to evaluate anew after
+    the centres moved (target = at), or to correct degenerate entries.
+    """
 
     at: Any
     value: Any
@@ -112,6 +118,8 @@ class PolishState(eqx.Module):
     data: Any
     hidden: Any  # what smoothing hid when the centres were last moved
     q: Any  # threshold for correcting degenerate entries, as in Fix-Degeneracy
+    jump: Any
+    target: Any
 
 
 class Polish(AbstractSolver):
@@ -134,59 +142,59 @@ class Polish(AbstractSolver):
     rounds: int = 50
     memory: int = 4
     patience: int = 60
+    progress: float = 0.99
 
     def init(self, problem, point):
-        data = smoothing_data(problem, point)
+        exact = evaluate(problem, point, pieces.measured, with_gradient=False)
+        data = smoothing_data(exact.done.records)
+        slopes = jax.tree.map(lambda record: record[1], exact.done.records, is_leaf=_is_datum)
+        exact = eqx.tree_at(lambda e: e.done.records, exact, slopes)
+        tau = jnp.asarray(self.tau, exact.value.dtype)
         like = jax.tree.map(jnp.zeros_like, point)
-        dtype = jnp.result_type(*jax.tree.leaves(point.inputs))
-        smooth = Smoothed(problem, like, jnp.asarray(self.tau, dtype), data)
-        at = smooth.vector(point)
-        value, gradient, slopes = smooth.evaluate(at)
+        at = Smoothed(problem, like, tau, data).vector(point)
+        infinity = jnp.full_like(exact.value, jnp.inf)
         state = PolishState(
             at,
-            value,
-            gradient,
+            infinity,
+            jnp.zeros_like(at),
             slopes,
-            jnp.full((self.memory,), value),
+            jnp.full((self.memory,), infinity),
             Curvature.none(self.pairs, at),
-            jnp.ones_like(value),
-            smooth.tau,
+            jnp.ones_like(infinity),
+            tau,
             data,
-            jnp.full_like(value, jnp.inf),
-            jnp.ones_like(value),
+            infinity,
+            jnp.ones_like(infinity),
+            jnp.array(True),
+            at,
         )
-        exact = self._exact(problem, point, state)
-        return (state, like), report(exact, 1 + 2 + passes_of_evaluate(with_gradient=False))
+        return (state, like), report(exact, passes_of_evaluate(with_gradient=False))
 
     def step(self, problem, carried):
         state, like = carried
         smooth = Smoothed(problem, like, state.tau, state.data)
         kinks = bool(jax.tree.leaves(state.data))
+        trials = self.inner if kinks else 1
         if kinks:
-            state = jax.lax.fori_loop(0, self.inner, lambda _, s: self._trial(smooth, s), state)
+            state = jax.lax.fori_loop(0, trials, lambda _, s: self._trial(smooth, s), state)
         else:
             state = self._trial(smooth, state)
-        exact = self._exact(problem, smooth.point(state.at), state)
-        cost = 2 * (self.inner if kinks else 1) + passes_of_evaluate(with_gradient=False)
-        left = self._left(smooth, state)
-        hidden = jnp.abs(exact.value - state.value)
-        # Stationary, nothing hidden, and still a gap: entries whose bounds meet hold the search.
-        held = left + hidden <= 0.1 * (exact.value - exact.bound)
-        ready = (left <= hidden) & kinks
-        state, extra = jax.lax.switch(
-            jnp.where(held, 2, jnp.where(ready, 1, 0)),
-            [
-                lambda: (state, 0),
-                lambda: self._recentred(smooth, state, hidden),
-                lambda: self._corrected(smooth, state),
-            ],
-        )
-        return (state, like), report(exact, cost + extra)
-
-    def _exact(self, problem, point, state: PolishState):
+        point = smooth.point(state.at)
         # The slopes are those of the smoothed pass, where they balance; at the blocks of the exact pass
         # the smoothed slopes would be others, and the bound far worse.
-        return evaluate(problem, point, pieces.given_slopes, state.slopes, with_gradient=False)
+        exact = evaluate(
+            problem, point, pieces.given_slopes, state.slopes, with_gradient=False, fix=state.q
+        )
+        left = self._left(smooth, state)
+        hidden = jnp.abs(exact.value - state.value)
+        gap = exact.value - exact.bound
+        # Solved to what smoothing hides, and that is worth looking at: move the centres.
+        ready = (left <= hidden) & (hidden > 0.01 * gap) & kinks
+        # Stationary, nothing hidden, and still a gap: entries whose bounds meet hold the search.
+        held = ~ready & (left + hidden <= 0.1 * gap)
+        state = tree.select(ready, self._recentred(state, hidden), state)
+        state = tree.select(held, self._correcting(smooth, state, exact.fixed), state)
+        return (state, like), report(exact, 2 * trials + passes_of_evaluate(with_gradient=False, fix=True))
 
     def _trial(self, smooth: Smoothed, state: PolishState) -> PolishState:
         steepest = jnp.max(jnp.abs(state.gradient))
@@ -195,22 +203,28 @@ class Polish(AbstractSolver):
             state.at, state.gradient, state.curvature.times(scale), smooth.project, 1 / scale, self.rounds
         )
         slope = state.gradient @ d
-        at = smooth.project(state.at + state.share * d)
+        at = jnp.where(state.jump, state.target, smooth.project(state.at + state.share * d))
         value, gradient, slopes = smooth.evaluate(at)
-        good = value <= jnp.max(state.recent) + 1e-4 * state.share * slope
-        curvature = state.curvature.extended(at - state.at, gradient - state.gradient)
+        limit = jnp.max(state.recent) + 1e-4 * state.share * slope
+        slack = 100 * jnp.finfo(value.dtype).eps * (1 + jnp.abs(state.value))
+        good = value <= jnp.where(state.jump, state.value + slack, limit)
+        learned = state.curvature.extended(at - state.at, gradient - state.gradient)
+        learned = tree.select(state.jump, state.curvature, learned)
+        recent = jnp.roll(state.recent, 1).at[0].set(value)
         taken = PolishState(
             at,
             value,
             gradient,
             slopes,
-            jnp.roll(state.recent, 1).at[0].set(value),
-            curvature,
+            jnp.where(state.jump, value, recent),
+            learned,
             jnp.ones_like(state.share),
             state.tau,
             state.data,
             state.hidden,
             state.q,
+            jnp.array(False),
+            at,
         )
         # Quadratic interpolation along the segment, safeguarded. A step that needs a tiny share comes
         # from a bad model: forget it. Even a rejected trial taught something about the curvature.
@@ -219,54 +233,42 @@ class Polish(AbstractSolver):
         best = jnp.where(bend > 0, best, 0.1 * state.share)
         best = jnp.clip(best, 0.1 * state.share, 0.5 * state.share)
         tiny = best < 1e-4
-        forgotten = jax.tree.map(jnp.zeros_like, curvature)
+        forgotten = jax.tree.map(jnp.zeros_like, learned)
         shorter = eqx.tree_at(
             lambda s: (s.share, s.curvature),
             state,
-            (jnp.where(tiny, 1, best), tree.select(tiny, forgotten, curvature)),
+            (jnp.where(tiny, 1, best), tree.select(tiny, forgotten, learned)),
         )
-        return tree.select(good, taken, shorter)
+        # A correction that did not help: correct fewer entries next time, as Fix-Degeneracy does.
+        declined = eqx.tree_at(
+            lambda s: (s.q, s.jump), state, (10 * state.q, jnp.array(False))
+        )
+        return tree.select(good, taken, tree.select(state.jump, declined, shorter))
 
-    def _recentred(self, smooth: Smoothed, state: PolishState, hidden):
+    def _recentred(self, state: PolishState, hidden) -> PolishState:
         """The smoothed problem is solved to what smoothing itself hides: move the centres."""
         slow = hidden > 0.5 * state.hidden
-        tau = jnp.where(slow, state.tau * self.shrink, state.tau)
-        data = recentred(state.data, state.slopes)
-        moved = Smoothed(smooth.problem, smooth.like, tau, data)
-        return self._restarted(moved, state, state.at, hidden, state.q), 2
-
-    def _corrected(self, smooth: Smoothed, state: PolishState):
-        """Fix-Degeneracy on the smoothed problem; where it does not help, q grows tenfold."""
-        point = smooth.point(state.at)
-        _, back = linearise(smooth.problem, point, smooth.treatment_of(), smooth.data)
-        at = smooth.vector(Point(point.inputs, back(1, state.q).shares))
-        new = self._restarted(smooth, state, at, state.hidden, state.q)
-        slack = 100 * jnp.finfo(state.value.dtype).eps * (1 + jnp.abs(state.value))
-        worse = eqx.tree_at(lambda s: s.q, state, 10 * state.q)
-        return tree.select(new.value <= state.value + slack, new, worse), 4
-
-    def _restarted(self, smooth: Smoothed, state: PolishState, at, hidden, q) -> PolishState:
-        value, gradient, slopes = smooth.evaluate(at)
-        return PolishState(
-            at,
-            value,
-            gradient,
-            slopes,
-            jnp.full_like(state.recent, value),
-            state.curvature,
-            jnp.ones_like(state.share),
-            smooth.tau,
-            smooth.data,
-            hidden,
-            q,
+        return eqx.tree_at(
+            lambda s: (s.tau, s.data, s.hidden, s.value, s.jump, s.target),
+            state,
+            (
+                jnp.where(slow, state.tau * self.shrink, state.tau),
+                recentred(state.data, state.slopes),
+                hidden,
+                jnp.full_like(state.value, jnp.inf),
+                jnp.array(True),
+                state.at,
+            ),
         )
+
+    def _correcting(self, smooth: Smoothed, state: PolishState, fractions) -> PolishState:
+        """Try corrected fractions next."""
+        target = smooth.vector(Point(smooth.point(state.at).inputs, fractions))
+        return eqx.tree_at(lambda s: (s.jump, s.target), state, (jnp.array(True), target))
 
     def _left(self, smooth: Smoothed, state: PolishState):
         """The largest linear decrease of the smoothed psi_0 over the whole set."""
-        gradient = smooth.point(state.gradient)  # units enter twice and cancel in the product below
-        units = smooth._units()
-        true = jax.tree.map(lambda g, u: g / u**2, gradient, units)
-        point = smooth.point(state.at)
+        true = smooth.gradient(state.gradient)
         best = smooth.problem.inputs.minimise_linear(true.inputs)
         corner = tuple(jnp.where(g > 0, 0, 1).astype(g.dtype) for g in true.fractions)
-        return tree.dot(true, tree.subtract(point, Point(best, corner)))
+        return tree.dot(true, tree.subtract(smooth.point(state.at), Point(best, corner)))

@@ -31,6 +31,7 @@ class Safe(AbstractSolver):
     q: float = 1.0
     search: Backtracking = Backtracking()
     patience: int = 200
+    progress: float = 0.99
 
     def init(self, problem, point):
         evaluation = evaluate(problem, point)
