@@ -118,6 +118,7 @@ class PolishState(eqx.Module):
     data: Any
     hidden: Any  # what smoothing hid when the centres were last moved
     q: Any  # threshold for correcting degenerate entries, as in Fix-Degeneracy
+    corrected: Any  # whether a correction was tried since the search last got on
     jump: Any
     target: Any
 
@@ -130,16 +131,18 @@ class Polish(AbstractSolver):
         shrink: factor on the width when moving the centres no longer halves what smoothing hides.
         inner: trials between two evaluations of the exact problem, if it has nonsmooth pieces.
         pairs: how many steps the model of the curvature remembers.
-        rounds: how many vector iterations minimise that model.
+        rounds: how many rounds of vector operations minimise that model.
         memory: how many recent values the nonmonotone line search looks back.
     """
 
     name: ClassVar[str] = "polish"
     tau: float = 0.1
     shrink: float = 0.5
-    inner: int = 10
+    eager: float = 3.0
+    slow: float = 0.5
+    inner: int = 5
     pairs: int = 20
-    rounds: int = 50
+    rounds: int = 3
     memory: int = 4
     patience: int = 60
     progress: float = 0.99
@@ -165,6 +168,7 @@ class Polish(AbstractSolver):
             data,
             infinity,
             jnp.ones_like(infinity),
+            jnp.array(False),
             jnp.array(True),
             at,
         )
@@ -174,6 +178,7 @@ class Polish(AbstractSolver):
         state, like = carried
         smooth = Smoothed(problem, like, state.tau, state.data)
         kinks = bool(jax.tree.leaves(state.data))
+        before = state.value
         trials = self.inner if kinks else 1
         if kinks:
             state = jax.lax.fori_loop(0, trials, lambda _, s: self._trial(smooth, s), state)
@@ -188,10 +193,13 @@ class Polish(AbstractSolver):
         left = self._left(smooth, state)
         hidden = jnp.abs(exact.value - state.value)
         gap = exact.value - exact.bound
-        # Solved to what smoothing hides, and that is worth looking at: move the centres.
-        ready = (left <= hidden) & (hidden > 0.01 * gap) & kinks
-        # Stationary, nothing hidden, and still a gap: entries whose bounds meet hold the search.
-        held = ~ready & (left + hidden <= 0.1 * gap)
+        got_on = state.value < before - 1e-3 * gap
+        state = eqx.tree_at(lambda s: s.corrected, state, state.corrected & ~got_on)
+        # Stationary, little hidden, and still a gap: entries whose bounds meet hold the search.
+        held = (left + hidden <= 0.1 * gap) & ~state.corrected
+        # Solved to what smoothing hides: move the centres.
+        rounding = 10 * jnp.finfo(hidden.dtype).eps * (1 + jnp.abs(exact.value))
+        ready = (left <= self.eager * hidden) & (hidden > rounding) & ~held & kinks
         state = tree.select(ready, self._recentred(state, hidden), state)
         state = tree.select(held, self._correcting(smooth, state, exact.fixed), state)
         return (state, like), report(exact, 2 * trials + passes_of_evaluate(with_gradient=False, fix=True))
@@ -223,6 +231,7 @@ class Polish(AbstractSolver):
             state.data,
             state.hidden,
             state.q,
+            state.corrected,
             jnp.array(False),
             at,
         )
@@ -247,15 +256,16 @@ class Polish(AbstractSolver):
 
     def _recentred(self, state: PolishState, hidden) -> PolishState:
         """The smoothed problem is solved to what smoothing itself hides: move the centres."""
-        slow = hidden > 0.5 * state.hidden
+        slow = hidden > self.slow * state.hidden
         return eqx.tree_at(
-            lambda s: (s.tau, s.data, s.hidden, s.value, s.jump, s.target),
+            lambda s: (s.tau, s.data, s.hidden, s.value, s.corrected, s.jump, s.target),
             state,
             (
                 jnp.where(slow, state.tau * self.shrink, state.tau),
                 recentred(state.data, state.slopes),
                 hidden,
                 jnp.full_like(state.value, jnp.inf),
+                jnp.array(False),
                 jnp.array(True),
                 state.at,
             ),
@@ -264,7 +274,9 @@ class Polish(AbstractSolver):
     def _correcting(self, smooth: Smoothed, state: PolishState, fractions) -> PolishState:
         """Try corrected fractions next."""
         target = smooth.vector(Point(smooth.point(state.at).inputs, fractions))
-        return eqx.tree_at(lambda s: (s.jump, s.target), state, (jnp.array(True), target))
+        return eqx.tree_at(
+            lambda s: (s.corrected, s.jump, s.target), state, (jnp.array(True), jnp.array(True), target)
+        )
 
     def _left(self, smooth: Smoothed, state: PolishState):
         """The largest linear decrease of the smoothed psi_0 over the whole set."""

@@ -57,19 +57,56 @@ class Curvature(eqx.Module):
 
 
 def model_step(point, gradient, times: Callable, project: Callable, first_size, rounds: int):
-    """A step d with point + d in the set that (nearly) minimises gradient . d + 1/2 d . B d."""
+    """A step d with point + d in the set that (nearly) minimises gradient . d + 1/2 d . B d.
 
-    def body(_, carry):
-        d, slope, size = carry
-        p = project(point + d - size * slope) - point - d
+    Each round makes a few projected-gradient steps, which find out where the set binds, and then solves
+    for the entries that it leaves free by conjugate gradients, exactly where nothing new comes to bind.
+    """
+
+    def searched(d, slope, p):
+        """The best point of the segment from d to d + p."""
         bent = times(p)
         curve = p @ bent
         share = jnp.clip(-(slope @ p) / jnp.where(curve > 0, curve, 1), 0, 1)
-        share = jnp.where(curve > 0, share, 1)
-        size = jnp.where(curve > 0, (p @ p) / jnp.where(curve > 0, curve, 1), size)
+        share = jnp.where(slope @ p < 0, jnp.where(curve > 0, share, 1), 0)
+        size = jnp.where(curve > 0, (p @ p) / jnp.where(curve > 0, curve, 1), first_size)
         return d + share * p, slope + share * bent, size
 
-    d, _, _ = jax.lax.fori_loop(
-        0, rounds, body, (jnp.zeros_like(point), gradient, jnp.asarray(first_size, point.dtype))
-    )
+    def projected(_, carry):
+        d, slope, size = carry
+        return searched(d, slope, project(point + d - size * slope) - point - d)
+
+    def one_round(_, carry):
+        d, slope, size = jax.lax.fori_loop(0, 5, projected, carry)
+        nudge = -1e-6 * first_size * slope
+        moved = project(point + d + nudge) - point - d
+        free = jnp.where(jnp.abs(moved - nudge) <= 1e-3 * jnp.abs(nudge), 1, 0).astype(d.dtype)
+        inward = _conjugate_gradients(lambda v: free * times(free * v), -free * slope)
+        d, slope, _ = searched(d, slope, project(point + d + inward) - point - d)
+        return d, slope, size
+
+    start = (jnp.zeros_like(point), gradient, jnp.asarray(first_size, point.dtype))
+    d, _, _ = jax.lax.fori_loop(0, rounds, one_round, start)
     return d
+
+
+def _conjugate_gradients(times: Callable, right, iterations: int = 40):
+    """Nearly solves times(x) = right, for `times` symmetric and positive on the span of `right`."""
+    tolerance = 1e-16 * (right @ right)
+
+    def going_on(carry):
+        _, _, _, square, k = carry
+        return (square > tolerance) & (k < iterations)
+
+    def body(carry):
+        x, r, p, square, k = carry
+        bent = times(p)
+        curve = p @ bent
+        share = jnp.where(curve > 0, square / jnp.where(curve > 0, curve, 1), 0)
+        x, r = x + share * p, r - share * bent
+        new = jnp.where(curve > 0, r @ r, 0)  # no positive curvature: stop with what there is
+        return x, r, r + new / square * p, new, k + 1
+
+    return jax.lax.while_loop(
+        going_on, body, (jnp.zeros_like(right), right, right, right @ right, jnp.array(0))
+    )[0]
