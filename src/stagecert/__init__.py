@@ -2,10 +2,53 @@
 
 from stagecert.batch import Batch, BatchSolution, stack
 from stagecert.certificate import Anchor, Certificate, lower_bound
+from stagecert.check import Findings, Violation, check
 from stagecert.errors import ProblemError
 from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
+from stagecert.plotting import plot_trace
 from stagecert.problem import Objective, Problem, ScanStage, Stage
 from stagecert.reformulation import Point
-from stagecert.sets import Ball, Box, Product, Simplex
-from stagecert.solution import Solution, Status
-from stagecert.solve import solve, solve_batch
+from stagecert.sets import AbstractSet, Ball, Box, Product, Simplex
+from stagecert.solution import Solution, Stats, Status, Trace
+from stagecert.solving import solve, solve_batch
+from stagecert.validate import validate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbstractSet",
+    "Anchor",
+    "Ball",
+    "Batch",
+    "BatchSolution",
+    "Box",
+    "Certificate",
+    "Findings",
+    "Objective",
+    "Point",
+    "Problem",
+    "ProblemError",
+    "Product",
+    "ScanStage",
+    "Simplex",
+    "Solution",
+    "Stage",
+    "Stats",
+    "Status",
+    "Trace",
+    "Violation",
+    "abs",
+    "check",
+    "lower_bound",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "piecewise_linear",
+    "plot_trace",
+    "relu",
+    "solve",
+    "solve_batch",
+    "stack",
+    "validate",
+]

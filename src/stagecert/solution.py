@@ -52,7 +52,8 @@ class Stats:
 
     Attributes:
         iterations: steps of the solvers.
-        passes: forward or backward passes over the stages, the final certification included.
+        passes: forward or backward passes over the stages that the search made; certifying its result
+            in float64 takes five more.
         seconds: wall time, compilation included; of the whole batch for `solve_batch`.
         trace: one entry for each iteration.
     """

@@ -1,10 +1,11 @@
-"""Solvers by name."""
+"""Solvers: small objects that one loop (stagecert.solving) runs."""
 
 from stagecert.solvers.base import AbstractSolver, Report
 from stagecert.solvers.gradient import Accelerated, Backtracking, Simple
 from stagecert.solvers.greedy import Greedy
 from stagecert.solvers.polish import Polish
 from stagecert.solvers.safe import Safe
+from stagecert.solvers.slope_ascent import SlopeAscent
 
 __all__ = [
     "AbstractSolver",
@@ -15,4 +16,5 @@ __all__ = [
     "Report",
     "Safe",
     "Simple",
+    "SlopeAscent",
 ]

@@ -10,27 +10,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert import tree
 from stagecert.batch import Batch, BatchSolution, Certified, stack, validate_batch
-from stagecert.certificate import Crossing, Proposal, certify, crossing_of
-from stagecert.codes import (
-    CROSSED,
-    MET,
-    NOT_FINITE,
-    OUT_OF_STEPS,
-    PROVEN,
-    REACHED,
-    RUNNING,
-    STUCK,
-)
+from stagecert.codes import MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.errors import ProblemError
+from stagecert.lanes import (
+    History,
+    Lane,
+    Stopping,
+    advance_lanes,
+    certify_lanes,
+    change_lanes,
+    start_lanes,
+)
 from stagecert.problem import Problem, as_arrays
-from stagecert.reformulation import Point, forward_pass, full_point
+from stagecert.reformulation import Point, full_point
 from stagecert.solution import Solution
-from stagecert.solvers import Accelerated, AbstractSolver, Greedy, Polish, Report, Safe, Simple
+from stagecert.solvers import (
+    AbstractSolver,
+    Accelerated,
+    Greedy,
+    Polish,
+    Safe,
+    Simple,
+    SlopeAscent,
+)
 from stagecert.validate import validate, validate_options, validate_start
-
-CHUNK = 16  # iterations between two looks at the clock
 
 
 def named_solver(solver) -> tuple[AbstractSolver, ...]:
@@ -42,6 +46,7 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
         "simple": (Simple(),),
         "safe": (Safe(),),
         "polish": (Polish(),),
+        "slope_ascent": (Greedy(patience=0, progress=0.5), SlopeAscent()),
     }
     if isinstance(solver, str):
         if solver not in names:
@@ -54,178 +59,6 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
     raise ProblemError(
         f"solver must be a name, an AbstractSolver or a sequence of these, not {solver!r}."
     )
-
-
-# -- one lane ---------------------------------------------------------------------------------------
-
-
-
-class Stopping(eqx.Module):
-    """When a lane stops; arrays, so that other numbers do not recompile."""
-
-    atol: Any
-    rtol: Any
-    met: Any  # stop when value <= met
-    proof: Any  # stop when bound > proof
-    iterations: Any
-
-
-class Lane(eqx.Module):
-    """One problem's search: the solver's state and the best of what it reported."""
-
-    state: Any
-    point: Point
-    value: Any
-    proposal: Proposal
-    bound: Any
-    crossing: Crossing
-    iteration: Any
-    passes: Any
-    stale: Any
-    smallest: Any
-    code: Any
-
-
-class History(eqx.Module):
-    """What a chunk of iterations recorded."""
-
-    value: Any
-    bound: Any
-    passes: Any
-
-
-def _absorbed(lane: Lane, found: Report, stopping: Stopping, solver: AbstractSolver) -> Lane:
-    """The lane after a report: best point and best bound kept, stopping rules applied."""
-    finite = jnp.isfinite(found.value)
-    crossed = found.crossing.amount > 0
-    better = finite & ~crossed & (found.value < lane.value)
-    higher = (found.bound > lane.bound) & jnp.isfinite(found.bound)
-    value = jnp.where(better, found.value, lane.value)
-    bound = jnp.where(higher, found.bound, lane.bound)
-    gap = value - bound
-    smaller = gap <= solver.progress * lane.smallest
-    stale = jnp.where(smaller, 0, lane.stale + 1)
-    code = jnp.array(RUNNING)
-    code = jnp.where(lane.iteration >= stopping.iterations, OUT_OF_STEPS, code)
-    code = jnp.where(found.stuck | (stale > solver.patience), STUCK, code)
-    code = jnp.where(~finite, NOT_FINITE, code)
-    code = jnp.where(crossed, CROSSED, code)
-    code = jnp.where(gap <= stopping.atol + stopping.rtol * jnp.abs(bound), REACHED, code)
-    code = jnp.where(value <= stopping.met, MET, code)
-    code = jnp.where(bound > stopping.proof, PROVEN, code)
-    return Lane(
-        lane.state,
-        tree.select(better, found.point, lane.point),
-        value,
-        tree.select(higher, found.proposal, lane.proposal),
-        bound,
-        tree.select(crossed, found.crossing, lane.crossing),
-        lane.iteration,
-        lane.passes + found.passes,
-        stale,
-        jnp.where(smaller, gap, lane.smallest),
-        code.astype(jnp.int32),
-    )
-
-
-def _start(problem: Problem, solver: AbstractSolver, stopping: Stopping, point: Point) -> Lane:
-    state, found = solver.init(problem, point)
-    infinity = jnp.full((), jnp.inf, found.value.dtype)
-    zero = jnp.zeros((), jnp.int32)
-    lane = Lane(
-        state,
-        found.point,
-        infinity,
-        found.proposal,
-        -infinity,
-        Crossing(jnp.zeros_like(infinity), jnp.array(-1), jnp.array(-1)),
-        zero,
-        zero,
-        zero,
-        infinity,
-        zero,
-    )
-    return _absorbed(lane, found, stopping, solver)
-
-
-def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> Lane:
-    """Hands the best point over to the next solver."""
-    state, found = solver.init(problem, lane.point)
-    lane = eqx.tree_at(lambda l: l.state, lane, state, is_leaf=lambda x: x is None)
-    lane = eqx.tree_at(lambda l: l.stale, lane, jnp.zeros_like(lane.stale))
-    return _absorbed(lane, found, stopping, solver)
-
-
-def _advance(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> tuple[Lane, History]:
-    """Up to CHUNK iterations, fewer if the lane stops."""
-    nothing = jnp.full((CHUNK,), jnp.nan, lane.value.dtype)
-    history = History(nothing, nothing, jnp.full((CHUNK,), -1, jnp.int32))
-
-    def body(carry):
-        lane, history, k = carry
-        state, found = solver.step(problem, lane.state)
-        lane = eqx.tree_at(lambda l: (l.state, l.iteration), lane, (state, lane.iteration + 1))
-        lane = _absorbed(lane, found, stopping, solver)
-        history = History(
-            history.value.at[k].set(lane.value),
-            history.bound.at[k].set(lane.bound),
-            history.passes.at[k].set(lane.passes),
-        )
-        return lane, history, k + 1
-
-    lane, history, _ = jax.lax.while_loop(
-        lambda carry: (carry[0].code == RUNNING) & (carry[2] < CHUNK),
-        body,
-        (lane, history, jnp.array(0)),
-    )
-    return lane, history
-
-
-def _certify(problem, point: Point, proposal: Proposal, eps):
-    """Both ends of the gap, anew. Projecting again matters: a float32 point may lie outside of S."""
-    point = Point(problem.inputs.project(point.inputs), point.fractions)
-    done = forward_pass(problem, point)
-    certificate, bound = certify(problem, proposal)
-    return done, crossing_of(done, eps), certificate, bound, point
-
-
-CERTIFICATION_PASSES = 5  # one for the value, two for the multipliers, two for the bound
-
-
-# -- jitted entry points --------------------------------------------------------------------------
-# Everything that belongs to lanes has a leading axis. `axes` says which leaves of the problem have one
-# too; None is the single problem, run without vmap, so that lax.cond takes one branch only.
-
-
-def _mapped(function, axes, problem, *lanewise):
-    if axes is None:
-        out = function(problem, *jax.tree.map(lambda x: x[0], lanewise))
-        return jax.tree.map(lambda x: x[None], out)
-    arrays, static = eqx.partition(problem, eqx.is_array)
-    return jax.vmap(
-        lambda arrays, *lanewise: function(eqx.combine(arrays, static), *lanewise),
-        in_axes=(axes, *(0 for _ in lanewise)),
-    )(arrays, *lanewise)
-
-
-@eqx.filter_jit
-def _start_lanes(axes, problem, solver, stopping, points) -> Lane:
-    return _mapped(lambda p, s, x: _start(p, solver, s, x), axes, problem, stopping, points)
-
-
-@eqx.filter_jit
-def _change_lanes(axes, problem, solver, stopping, lanes) -> Lane:
-    return _mapped(lambda p, s, x: _change_solver(p, solver, s, x), axes, problem, stopping, lanes)
-
-
-@eqx.filter_jit
-def _advance_lanes(axes, problem, solver, stopping, lanes) -> tuple[Lane, History]:
-    return _mapped(lambda p, s, x: _advance(p, solver, s, x), axes, problem, stopping, lanes)
-
-
-@eqx.filter_jit
-def _certify_lanes(axes, problem, points, proposals, eps):
-    return _mapped(lambda p, x, y: _certify(p, x, y, eps), axes, problem, points, proposals)
 
 
 # -- the loop on the host ---------------------------------------------------------------------------
@@ -256,7 +89,7 @@ class _Search:
 
     def run(self, points: Point, stopping: Stopping) -> None:
         """From starting points until every lane has stopped."""
-        lanes = _start_lanes(self.axes, self.problem, self.solvers[0], stopping, points)
+        lanes = start_lanes(self.axes, self.problem, self.solvers[0], stopping, points)
         everyone = np.arange(lanes.code.shape[0])
         self.kept = jax.tree.map(np.array, _stateless(lanes))
         self._phases(everyone, stopping, lanes)
@@ -283,7 +116,7 @@ class _Search:
         limits = jax.tree.map(lambda x: x[place], stopping)
         if lanes is None:
             lanes, place, problems, limits = self._gathered(indices, stopping)
-            lanes = _change_lanes(self.axes, problems, solver, limits, lanes)
+            lanes = change_lanes(self.axes, problems, solver, limits, lanes)
         while True:
             codes = np.asarray(lanes.code)
             running = codes == RUNNING
@@ -296,7 +129,7 @@ class _Search:
                 lanes = eqx.tree_at(
                     lambda l: l.state, lanes, state, is_leaf=lambda x: x is None
                 )
-            lanes, history = _advance_lanes(self.axes, problems, solver, limits, lanes)
+            lanes, history = advance_lanes(self.axes, problems, solver, limits, lanes)
             self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
             self.progress(self, place, np.asarray(lanes.code))
         self._keep(place, lanes)
@@ -499,7 +332,7 @@ def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
         problem, points, proposals = as_arrays(
             (problem, kept.point, kept.proposal), jnp.float64
         )
-        done, crossing, certificate, bound, points = _certify_lanes(
+        done, crossing, certificate, bound, points = certify_lanes(
             axes, problem, points, proposals, eps
         )
         value = np.array(done.value, np.float64)

@@ -1,0 +1,192 @@
+"""check(problem): looks for points where the assumptions fail, and shows them.
+
+A certificate is only as good as the assumptions: f and the lower functions convex, the upper functions
+concave, bounds in order wherever earlier stages can lead. Sampling cannot prove them; it can refute them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert import tree
+from stagecert.problem import Problem, ScanStage, as_arrays
+from stagecert.reformulation import Point, forward_pass
+from stagecert.validate import validate
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One assumption that fails, with the points that show it.
+
+    Attributes:
+        kind: "lower not convex", "upper not concave", "bounds crossed", "objective not convex",
+            "curvature overstated", "initial or feed not affine", "box too small" or "not finite".
+        where: the stage, or "The objective".
+        entry: index into the flattened block; 0 for the objective.
+        amount: by how much the inequality fails.
+        witness: the (inputs, blocks) that show it: one point, or the two ends of a segment whose middle
+            breaks the inequality.
+    """
+
+    kind: str
+    where: str
+    entry: int
+    amount: float
+    witness: tuple
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind} at entry {self.entry}, by {self.amount:.3g}."
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What `check` found; true if nothing."""
+
+    violations: tuple[Violation, ...]
+    samples: int
+
+    def __bool__(self) -> bool:
+        return not self.violations
+
+    def __str__(self) -> str:
+        if not self.violations:
+            return f"No violation found in {self.samples} samples (which is no proof)."
+        return "\n".join(str(v) for v in self.violations)
+
+
+def check(problem: Problem, samples: int = 256, seed: int = 0, tolerance: float = 1e-7) -> Findings:
+    """Probes convexity, concavity, order and curvature by sampling feasible points.
+
+    Args:
+        problem: what to probe.
+        samples: how many pairs of points.
+        seed: of the random points.
+        tolerance: failures up to this size, relative to the numbers at hand, are taken as rounding.
+
+    Returns:
+        Findings: false if anything failed, with the worst witness of each kind and place.
+
+    >>> import stagecert as sc
+    >>> wrong = sc.Problem(sc.Box(-1.0, 1.0), (sc.Stage(lambda s, z: -s**2, lambda s, z: 1 - s),),
+    ...                    lambda s, z: z[0])
+    >>> print(sc.check(wrong))
+    Stage 0: lower not convex at entry 0, by 0.998.
+    """
+    validate(problem)
+    with jax.enable_x64(True):
+        arrays = as_arrays(problem, jnp.float64)
+        keys = jax.random.split(jax.random.key(seed), samples)
+        rows, witnesses = eqx.filter_jit(_probe)(arrays, keys, jnp.asarray(tolerance))
+        rows, witnesses = jax.tree.map(np.asarray, (rows, witnesses))
+    violations = []
+    for (kind, where), (excess, entry) in _named(problem, rows):
+        worst = int(np.argmax(excess))
+        if excess[worst] > 0:
+            witness = jax.tree.map(lambda x, k=worst: x[k], witnesses)
+            violations.append(
+                Violation(kind, where, int(entry[worst]), float(excess[worst]), witness)
+            )
+    return Findings(tuple(violations), samples)
+
+
+def _named(problem: Problem, rows):
+    stages, objective = rows
+    for index, found in enumerate(stages):
+        for kind, row in found.items():
+            yield (kind, problem.stage_name(index)), row
+    for kind, row in objective.items():
+        yield (kind, "The objective"), row
+
+
+def _probe(problem: Problem, keys, tolerance):
+    return jax.vmap(lambda key: _probe_pair(problem, key, tolerance))(keys)
+
+
+def _random_point(problem: Problem, key) -> tuple[Any, tuple]:
+    """A feasible point: half of the fractions at random corners, where trouble is likeliest."""
+    inputs_key, *keys = jax.random.split(key, 1 + 3 * len(problem.stages))
+    fractions = ()
+    for i, shape in enumerate(problem.block_shapes()):
+        at_corner, corner, inner = keys[3 * i : 3 * i + 3]
+        fractions = (
+            *fractions,
+            jnp.where(
+                jax.random.bernoulli(at_corner, 0.5, shape.shape),
+                jax.random.bernoulli(corner, 0.5, shape.shape).astype(shape.dtype),
+                jax.random.uniform(inner, shape.shape, shape.dtype),
+            ),
+        )
+    inputs = problem.inputs.sample(inputs_key)
+    return inputs, forward_pass(problem, Point(inputs, fractions)).blocks
+
+
+def _excess(amount, size, tolerance):
+    """(how much the worst entry fails by, which entry); 0 where nothing fails, inf where not finite."""
+    amount, size = jnp.ravel(amount), jnp.ravel(jnp.broadcast_to(size, jnp.shape(amount)))
+    fails = jnp.where(amount > tolerance * (1 + size), amount, 0)
+    fails = jnp.where(jnp.isnan(amount), jnp.inf, fails)
+    if fails.size == 0:
+        return jnp.zeros(()), jnp.array(0)
+    return jnp.max(fails), jnp.argmax(fails)
+
+
+def _probe_pair(problem: Problem, key, tolerance):
+    """One random segment between feasible points: its ends, its middle."""
+    first_key, second_key = jax.random.split(key)
+    a, b = _random_point(problem, first_key), _random_point(problem, second_key)
+    middle = tree.between(a, b, 0.5)
+    stages = []
+    for i, stage in enumerate(problem.stages):
+        ends = [stage.bounds(p[0], p[1][:i], p[1][i]) for p in (a, b)]
+        lower, upper, _ = stage.bounds(middle[0], middle[1][:i], middle[1][i])
+        size = sum(jnp.abs(x) for end in ends for x in end[:2])
+        found = {
+            "lower not convex": _excess(lower - 0.5 * (ends[0][0] + ends[1][0]), size, tolerance),
+            "upper not concave": _excess(0.5 * (ends[0][1] + ends[1][1]) - upper, size, tolerance),
+            "bounds crossed": _excess(ends[0][0] - ends[0][1], size, tolerance),
+        }
+        if stage.box is not None:
+            lowest, highest = stage.box
+            outside = jnp.maximum(lowest - a[1][i], a[1][i] - highest)
+            found["box too small"] = _excess(outside, size, tolerance)
+        if isinstance(stage, ScanStage):
+            found["initial or feed not affine"] = _affine_excess(stage, i, a, b, middle, tolerance)
+        stages.append(found)
+    values = [problem.objective(*p) for p in (a, b)]
+    bend = 0.5 * (values[0] + values[1]) - problem.objective(*middle)
+    size = jnp.abs(values[0]) + jnp.abs(values[1])
+    objective = {"objective not convex": _excess(-bend, size, tolerance)}
+    declared = _declared_bend(problem, a, b)
+    if declared is not None:
+        objective["curvature overstated"] = _excess(declared - bend, size, tolerance)
+    return (stages, objective), (a, b)
+
+
+def _affine_excess(stage: ScanStage, index, a, b, middle, tolerance):
+    starts = [jax.tree.leaves(stage._start(p[0], p[1][:index])) for p in (a, b, middle)]
+    excesses = [
+        _excess(jnp.abs(m - 0.5 * (x + y)), jnp.abs(x) + jnp.abs(y), tolerance)
+        for x, y, m in zip(*starts, strict=True)
+    ]
+    worst = jnp.argmax(jnp.stack([amount for amount, _ in excesses]))
+    return tuple(jnp.stack(column)[worst] for column in zip(*excesses, strict=True))
+
+
+def _declared_bend(problem: Problem, a, b):
+    """How much the declared curvature says that the objective's middle lies below its chord."""
+    objective = problem.objective
+    if objective.curvature_inputs is None and objective.curvature_blocks is None:
+        return None
+    bend = jnp.zeros(())
+    if objective.curvature_inputs is not None:
+        terms = jax.tree.map(
+            lambda c, x, y: jnp.sum(c * (x - y) ** 2), objective.curvature_inputs, a[0], b[0]
+        )
+        bend = bend + jax.tree.reduce(jnp.add, terms)
+    for c, x, y in zip(objective.curvature_blocks or (), a[1], b[1], strict=False):
+        bend = bend + jnp.sum(c * (x - y) ** 2)
+    return bend / 8

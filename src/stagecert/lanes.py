@@ -1,0 +1,197 @@
+"""One problem's search as pure JAX functions, and the same for a batch of them.
+
+A lane is one problem with its solver's state and the best of what the solver reported. Nothing here knows
+about clocks, batches on the host or what users see; that is stagecert.solving.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from stagecert import tree
+from stagecert.certificate import Crossing, Proposal, certify, crossing_of
+from stagecert.codes import (
+    CROSSED,
+    MET,
+    NOT_FINITE,
+    OUT_OF_STEPS,
+    PROVEN,
+    REACHED,
+    RUNNING,
+    STUCK,
+)
+from stagecert.problem import Problem
+from stagecert.reformulation import Point, forward_pass
+from stagecert.solvers.base import AbstractSolver, Report
+
+CHUNK = 16  # iterations between two looks at the clock
+
+
+class Stopping(eqx.Module):
+    """When a lane stops; arrays, so that other numbers do not recompile."""
+
+    atol: Any
+    rtol: Any
+    met: Any  # stop when value <= met
+    proof: Any  # stop when bound > proof
+    iterations: Any
+
+
+class Lane(eqx.Module):
+    """One problem's search: the solver's state and the best of what it reported."""
+
+    state: Any
+    point: Point
+    value: Any
+    proposal: Proposal
+    bound: Any
+    crossing: Crossing
+    iteration: Any
+    passes: Any
+    stale: Any
+    smallest: Any
+    code: Any
+
+
+class History(eqx.Module):
+    """What a chunk of iterations recorded."""
+
+    value: Any
+    bound: Any
+    passes: Any
+
+
+def _absorbed(lane: Lane, found: Report, stopping: Stopping, solver: AbstractSolver) -> Lane:
+    """The lane after a report: best point and best bound kept, stopping rules applied."""
+    finite = jnp.isfinite(found.value)
+    crossed = found.crossing.amount > 0
+    better = finite & ~crossed & (found.value < lane.value)
+    higher = (found.bound > lane.bound) & jnp.isfinite(found.bound)
+    value = jnp.where(better, found.value, lane.value)
+    bound = jnp.where(higher, found.bound, lane.bound)
+    gap = value - bound
+    smaller = gap <= solver.progress * lane.smallest
+    stale = jnp.where(smaller, 0, lane.stale + 1)
+    code = jnp.array(RUNNING)
+    code = jnp.where(lane.iteration >= stopping.iterations, OUT_OF_STEPS, code)
+    code = jnp.where(found.stuck | (stale > solver.patience), STUCK, code)
+    code = jnp.where(~finite, NOT_FINITE, code)
+    code = jnp.where(crossed, CROSSED, code)
+    code = jnp.where(gap <= stopping.atol + stopping.rtol * jnp.abs(bound), REACHED, code)
+    code = jnp.where(value <= stopping.met, MET, code)
+    code = jnp.where(bound > stopping.proof, PROVEN, code)
+    return Lane(
+        lane.state,
+        tree.select(better, found.point, lane.point),
+        value,
+        tree.select(higher, found.proposal, lane.proposal),
+        bound,
+        tree.select(crossed, found.crossing, lane.crossing),
+        lane.iteration,
+        lane.passes + found.passes,
+        stale,
+        jnp.where(smaller, gap, lane.smallest),
+        code.astype(jnp.int32),
+    )
+
+
+def _start(problem: Problem, solver: AbstractSolver, stopping: Stopping, point: Point) -> Lane:
+    state, found = solver.init(problem, point)
+    infinity = jnp.full((), jnp.inf, found.value.dtype)
+    zero = jnp.zeros((), jnp.int32)
+    lane = Lane(
+        state,
+        found.point,
+        infinity,
+        found.proposal,
+        -infinity,
+        Crossing(jnp.zeros_like(infinity), jnp.array(-1), jnp.array(-1)),
+        zero,
+        zero,
+        zero,
+        infinity,
+        zero,
+    )
+    return _absorbed(lane, found, stopping, solver)
+
+
+def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> Lane:
+    """Hands the best point over to the next solver."""
+    state, found = solver.init(problem, lane.point)
+    lane = eqx.tree_at(lambda l: l.state, lane, state, is_leaf=lambda x: x is None)
+    lane = eqx.tree_at(lambda l: l.stale, lane, jnp.zeros_like(lane.stale))
+    return _absorbed(lane, found, stopping, solver)
+
+
+def _advance(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> tuple[Lane, History]:
+    """Up to CHUNK iterations, fewer if the lane stops."""
+    nothing = jnp.full((CHUNK,), jnp.nan, lane.value.dtype)
+    history = History(nothing, nothing, jnp.full((CHUNK,), -1, jnp.int32))
+
+    def body(carry):
+        lane, history, k = carry
+        state, found = solver.step(problem, lane.state)
+        lane = eqx.tree_at(lambda l: (l.state, l.iteration), lane, (state, lane.iteration + 1))
+        lane = _absorbed(lane, found, stopping, solver)
+        history = History(
+            history.value.at[k].set(lane.value),
+            history.bound.at[k].set(lane.bound),
+            history.passes.at[k].set(lane.passes),
+        )
+        return lane, history, k + 1
+
+    lane, history, _ = jax.lax.while_loop(
+        lambda carry: (carry[0].code == RUNNING) & (carry[2] < CHUNK),
+        body,
+        (lane, history, jnp.array(0)),
+    )
+    return lane, history
+
+
+def _certify(problem, point: Point, proposal: Proposal, eps):
+    """Both ends of the gap, anew. Projecting again matters: a float32 point may lie outside of S."""
+    point = Point(problem.inputs.project(point.inputs), point.fractions)
+    done = forward_pass(problem, point)
+    certificate, bound = certify(problem, proposal)
+    return done, crossing_of(done, eps), certificate, bound, point
+
+
+
+# -- jitted entry points --------------------------------------------------------------------------
+# Everything that belongs to lanes has a leading axis. `axes` says which leaves of the problem have one
+# too; None is the single problem, run without vmap, so that lax.cond takes one branch only.
+
+
+def _mapped(function, axes, problem, *lanewise):
+    if axes is None:
+        out = function(problem, *jax.tree.map(lambda x: x[0], lanewise))
+        return jax.tree.map(lambda x: x[None], out)
+    arrays, static = eqx.partition(problem, eqx.is_array)
+    return jax.vmap(
+        lambda arrays, *lanewise: function(eqx.combine(arrays, static), *lanewise),
+        in_axes=(axes, *(0 for _ in lanewise)),
+    )(arrays, *lanewise)
+
+
+@eqx.filter_jit
+def start_lanes(axes, problem, solver, stopping, points) -> Lane:
+    return _mapped(lambda p, s, x: _start(p, solver, s, x), axes, problem, stopping, points)
+
+
+@eqx.filter_jit
+def change_lanes(axes, problem, solver, stopping, lanes) -> Lane:
+    return _mapped(lambda p, s, x: _change_solver(p, solver, s, x), axes, problem, stopping, lanes)
+
+
+@eqx.filter_jit
+def advance_lanes(axes, problem, solver, stopping, lanes) -> tuple[Lane, History]:
+    return _mapped(lambda p, s, x: _advance(p, solver, s, x), axes, problem, stopping, lanes)
+
+
+@eqx.filter_jit
+def certify_lanes(axes, problem, points, proposals, eps):
+    return _mapped(lambda p, x, y: _certify(p, x, y, eps), axes, problem, points, proposals)
+
+
