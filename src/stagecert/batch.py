@@ -47,7 +47,8 @@ class Batch:
         sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(stacked(arrays))}
         if len(sizes) != 1 or None in sizes:
             raise ProblemError(
-                f"The stacked arrays must have one common leading axis; seen: {sorted(map(str, sizes))}."
+                "The stacked arrays must have one common leading axis; seen: "
+                f"{sorted(map(str, sizes))}."
             )
         return Batch(problem, axes, sizes.pop())
 
@@ -79,8 +80,8 @@ def stack(problems: Sequence[Problem]) -> Batch:
         if structure != structures[0]:
             raise ProblemError(
                 f"Problem {index} of the batch has another structure than problem 0. Problems of a "
-                "batch must share their functions (the same objects) and the shapes of their arrays; "
-                "what differs goes into params."
+                "batch must share their functions (the same objects) and the shapes of their "
+                "arrays; what differs goes into params."
             )
     out, axes = [], []
     for column in zip(*leaves, strict=True):
@@ -188,14 +189,20 @@ class BatchSolution:
             blocks=blocks,
             certificate=certificate,
             stats=Stats(
-                int(self.iterations[index]), int(self.passes[index]), self.seconds, self._trace(index)
+                int(self.iterations[index]),
+                int(self.passes[index]),
+                self.seconds,
+                self._trace(index),
             ),
             message=self._message(index),
         )
 
     def __repr__(self) -> str:
         solved = sum(s.solved for s in self.status)
-        return f"BatchSolution({len(self)} problems, {solved} solved, largest gap {self.gap.max():.3g})"
+        return (
+            f"BatchSolution({len(self)} problems, {solved} solved, "
+            f"largest gap {self.gap.max():.3g})"
+        )
 
     def _trace(self, index: int) -> Trace:
         value, bound, passes, solver = [], [], [], []
@@ -216,15 +223,16 @@ class BatchSolution:
             return status.value
         return (
             f"{self._stage_names[int(crossing.stage)]}: lower bound exceeds upper bound by "
-            f"{float(crossing.amount):.3g} at entry {int(crossing.entry)}; check that the stage's bounds "
-            "are ordered wherever earlier stages can lead (stagecert.check looks for such points)."
+            f"{float(crossing.amount):.3g} at entry {int(crossing.entry)}; check that the stage's "
+            "bounds are ordered wherever earlier stages can lead (stagecert.check looks for such "
+            "points)."
         )
 
 
-def _of_lane(target, index):
+def _of_lane(target, index: int) -> float | None:
     if target is None:
         return None
-    return float(np.broadcast_to(np.asarray(target), (index + 1,) if np.ndim(target) == 0 else np.shape(target))[index])
+    return float(target if np.ndim(target) == 0 else target[index])
 
 
 def _status(code, value, bound, atol, rtol, target, out_of_time) -> Status:

@@ -1,10 +1,10 @@
 """Lower bounds: one trusted formula, valid for any anchor point and any multipliers.
 
-The Lagrangian L = f + sum_i (y_i+ lower_i - y_i- upper_i - y_i z_i) is convex in (inputs, blocks) for
-any multipliers y, and nowhere above f at a feasible point. So its linearisation at any anchor point,
-minimised over the inputs' set (and over enclosing boxes of the blocks, where its slope there is not
-zero), is a lower bound on the optimum. Searching for good anchors and multipliers is somebody else's
-business: a poor choice gives a weak bound, never a wrong one.
+The Lagrangian L = f + sum_i (y_i+ lower_i - y_i- upper_i - y_i z_i) is convex in (inputs, blocks)
+for any multipliers y, and nowhere above f at a feasible point. So its linearisation at any anchor
+point, minimised over the inputs' set (and over enclosing boxes of the blocks, where its slope
+there is not zero), is a lower bound on the optimum. Searching for good anchors and multipliers is
+somebody else's business: a poor choice gives a weak bound, never a wrong one.
 """
 
 import io
@@ -58,16 +58,19 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
     """A lower bound on the optimum from any anchor and any multipliers. Two passes.
 
     Args:
-        problem: the problem; its own functions are used, never smoothed ones.
-        anchor: where the Lagrangian is linearised.
-        multipliers: one array for each block; positive entries act on lower bounds, negative ones on
+        problem: the problem; its own functions are used, never smoothed ones. anchor: where the
+        Lagrangian is linearised. multipliers: one array for each block; positive entries act on
+        lower bounds, negative ones on
             upper bounds.
         slopes: weights for the nonsmooth pieces (as recorded by a forward pass); None takes exact
             subgradients at the anchor.
 
     >>> import stagecert as sc
-    >>> problem = sc.Problem(sc.Box(-1.0, 1.0), (sc.Stage(lambda s, z: s**2 - 1, lambda s, z: 1 - s**2),),
-    ...                      lambda s, z: z[0])
+    >>> problem = sc.Problem(
+    ...     sc.Box(-1.0, 1.0),
+    ...     (sc.Stage(lambda s, z: s**2 - 1, lambda s, z: 1 - s**2),),
+    ...     lambda s, z: z[0],
+    ... )
     >>> anchor = sc.Anchor(inputs=jnp.array(0.25), blocks=(jnp.array(0.0),))
     >>> round(float(sc.lower_bound(problem, anchor, (jnp.array(1.0),)).bound()), 3)
     -1.562
@@ -116,7 +119,10 @@ def minimum_of_linearisation(
     else:
         best, term = problem.inputs.minimise_quadratic(of_inputs, anchor.inputs, curvature)
     sizes = jax.tree.map(
-        lambda g, b, a: jnp.sum(jnp.abs(g) * (jnp.abs(b) + jnp.abs(a))), of_inputs, best, anchor.inputs
+        lambda g, b, a: jnp.sum(jnp.abs(g) * (jnp.abs(b) + jnp.abs(a))),
+        of_inputs,
+        best,
+        anchor.inputs,
     )
     total, size = value + term, size + jax.tree.reduce(jnp.add, sizes)
     charge = jnp.zeros_like(value)
@@ -144,8 +150,8 @@ def _block_minimum(problem, stage, index, slope, block, largest):
         step = jnp.where(curved, jnp.clip(newton, lowest - block, highest - block), corner)
         step = jnp.where((slope == 0) & ~curved, 0, step)
         return jnp.sum(slope * step + 0.5 * curvature * step**2), jnp.zeros_like(largest)
-    # Without a box and without curvature only a zero slope gives a bound. Consistent multipliers make
-    # it zero up to rounding, and what rounding left is charged at the block's own magnitude.
+    # Without a box and without curvature only a zero slope gives a bound. Consistent multipliers
+    # make it zero up to rounding, and what rounding left is charged at the block's own magnitude.
     negligible = jnp.abs(slope) <= 1e5 * jnp.finfo(block.dtype).eps * largest
     with_curvature = jnp.where(curved, 0.5 * slope * newton, 0)
     without = jnp.where(negligible, 0, -jnp.inf)
@@ -184,11 +190,21 @@ class Evaluation(eqx.Module):
 
     def gradient(self) -> Point:
         """The ordinary gradient of psi_0 (eq. 5)."""
-        return Point(self.ordinary.inputs, fractions_gradient(self.done, self.ordinary))
+        sweep = self._ordinary()
+        return Point(sweep.inputs, fractions_gradient(self.done, sweep))
 
     def proposal(self) -> "Proposal":
         """What is needed to derive the bound again."""
         return Proposal(self.point, self.done.records, jnp.ones_like(self.bound))
+
+    def multipliers_as_drawn(self) -> tuple:
+        """y_i = d psi_i / d z_i."""
+        return self._ordinary().multipliers
+
+    def _ordinary(self) -> Sweep:
+        if self.ordinary is None:
+            raise TypeError("This evaluation was made without the ordinary sweep.")
+        return self.ordinary
 
 
 class Proposal(eqx.Module):
@@ -237,14 +253,18 @@ def evaluate(
 ) -> Evaluation:
     """Value and consistent bound at a point; the ordinary sweep if `with_gradient`.
 
-    With `fix` a number q, also the fractions that Fix-Degeneracy(q) asks for. One pass forward, and one
-    for each sweep back: `passes_of_evaluate` counts them.
+    With `fix` a number q, also the fractions that Fix-Degeneracy(q) asks for. One pass forward,
+    and one for each sweep back: `passes_of_evaluate` counts them.
     """
     done, back = linearise(problem, point, treatment_of, data)
     rules = [(1, 0)] + [(0, 0)] * with_gradient + ([] if fix is None else [(1, fix)])
     # All sweeps in one batched pass back: several right-hand sides cost less than several passes.
-    corrected, q = (jnp.stack([jnp.asarray(x, done.value.dtype) for x in c]) for c in zip(*rules, strict=True))
-    sweeps = [jax.tree.map(lambda x, k=k: x[k], jax.vmap(back)(corrected, q)) for k in range(len(rules))]
+    corrected, q = (
+        jnp.stack([jnp.asarray(x, done.value.dtype) for x in c]) for c in zip(*rules, strict=True)
+    )
+    sweeps = [
+        jax.tree.map(lambda x, k=k: x[k], jax.vmap(back)(corrected, q)) for k in range(len(rules))
+    ]
     consistent = sweeps[0]
     ordinary = sweeps[1] if with_gradient else None
     fixed = None if fix is None else sweeps[-1].shares
@@ -269,7 +289,7 @@ def as_drawn(problem: Problem, evaluation: Evaluation):
     parts = lower_bound(
         problem,
         Anchor(evaluation.point.inputs, evaluation.done.blocks),
-        evaluation.ordinary.multipliers,
+        evaluation.multipliers_as_drawn(),
         evaluation.done.records,
     )
     return parts.bound()
@@ -284,7 +304,7 @@ def duality_gap(problem: Problem, point: Point):
 def complementarity_of(evaluation: Evaluation) -> tuple:
     """r_i = theta_i y_i+ + (1 - theta_i) y_i- for the ordinary sweep."""
     return jax.tree.map(
-        complementarity, evaluation.ordinary.multipliers, evaluation.point.fractions
+        complementarity, evaluation.multipliers_as_drawn(), evaluation.point.fractions
     )
 
 
@@ -304,14 +324,14 @@ class Certificate(eqx.Module):
         inputs, blocks: the anchor point.
         multipliers: one array for each block.
         slopes: weights of the nonsmooth pieces.
-        bound: the bound that was derived.
+        bound: the bound that was derived, a number.
     """
 
     inputs: Any
     blocks: tuple
     multipliers: tuple
     slopes: Any
-    bound: float
+    bound: Any
 
     def derive(self, problem: Problem) -> float:
         """The lower bound on `problem` that this certificate proves, computed anew in float64."""

@@ -1,7 +1,8 @@
 """check(problem): looks for points where the assumptions fail, and shows them.
 
-A certificate is only as good as the assumptions: f and the lower functions convex, the upper functions
-concave, bounds in order wherever earlier stages can lead. Sampling cannot prove them; it can refute them.
+A certificate is only as good as the assumptions: f and the lower functions convex, the upper
+functions concave, bounds in order wherever earlier stages can lead. Sampling cannot prove them;
+it can refute them.
 """
 
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ class Violation:
         where: the stage, or "The objective".
         entry: index into the flattened block; 0 for the objective.
         amount: by how much the inequality fails.
-        witness: the (inputs, blocks) that show it: one point, or the two ends of a segment whose middle
-            breaks the inequality.
+        witness: two points (inputs, blocks). Where bounds cross or a box is too small, the first
+            shows it; otherwise the middle of the segment between them does.
     """
 
     kind: str
@@ -71,8 +72,11 @@ def check(problem: Problem, samples: int = 256, seed: int = 0, tolerance: float 
         Findings: false if anything failed, with the worst witness of each kind and place.
 
     >>> import stagecert as sc
-    >>> wrong = sc.Problem(sc.Box(-1.0, 1.0), (sc.Stage(lambda s, z: -s**2, lambda s, z: 1 - s),),
-    ...                    lambda s, z: z[0])
+    >>> wrong = sc.Problem(
+    ...     sc.Box(-1.0, 1.0),
+    ...     (sc.Stage(lambda s, z: -(s**2), lambda s, z: 1 - s),),
+    ...     lambda s, z: z[0],
+    ... )
     >>> print(sc.check(wrong))
     Stage 0: lower not convex at entry 0, by 0.998.
     """
@@ -125,7 +129,7 @@ def _random_point(problem: Problem, key) -> tuple[Any, tuple]:
 
 
 def _excess(amount, size, tolerance):
-    """(how much the worst entry fails by, which entry); 0 where nothing fails, inf where not finite."""
+    """(how much the worst entry fails by, which entry): 0 if nothing fails, inf for NaN."""
     amount, size = jnp.ravel(amount), jnp.ravel(jnp.broadcast_to(size, jnp.shape(amount)))
     fails = jnp.where(amount > tolerance * (1 + size), amount, 0)
     fails = jnp.where(jnp.isnan(amount), jnp.inf, fails)
@@ -138,7 +142,7 @@ def _probe_pair(problem: Problem, key, tolerance):
     """One random segment between feasible points: its ends, its middle."""
     first_key, second_key = jax.random.split(key)
     a, b = _random_point(problem, first_key), _random_point(problem, second_key)
-    middle = tree.between(a, b, 0.5)
+    middle: tuple[Any, tuple] = tree.between(a, b, 0.5)
     stages = []
     for i, stage in enumerate(problem.stages):
         ends = [stage.bounds(p[0], p[1][:i], p[1][i]) for p in (a, b)]
@@ -173,7 +177,8 @@ def _affine_excess(stage: ScanStage, index, a, b, middle, tolerance):
         for x, y, m in zip(*starts, strict=True)
     ]
     worst = jnp.argmax(jnp.stack([amount for amount, _ in excesses]))
-    return tuple(jnp.stack(column)[worst] for column in zip(*excesses, strict=True))
+    amounts, entries = zip(*excesses, strict=True)
+    return jnp.stack(amounts)[worst], jnp.stack(entries)[worst]
 
 
 def _declared_bend(problem: Problem, a, b):

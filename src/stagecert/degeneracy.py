@@ -1,7 +1,8 @@
 """Where bounds meet, fractions do not matter for the value but do for the gradient.
 
 Such entries can hold a search at spurious minimisers of psi_0. The sets K_gamma and C name them;
-Escape-Exact-Local-Min and Fix-Degeneracy move their fractions to the corner that lets the search go on.
+Escape-Exact-Local-Min and Fix-Degeneracy move their fractions to the corner that lets the search
+go on.
 """
 
 import enum
@@ -78,7 +79,8 @@ def fix_degeneracy(problem: Problem, point: Point, q) -> Fixed:
     fixed = Point(point.inputs, sweep.shares)
     done_hat, back_hat = linearise(problem, fixed)
     actual = back_hat(0, 0)
-    # Both tests are equalities where nothing but zero widths was corrected; rounding must not fail them.
+    # Both tests are equalities where nothing but zero widths was corrected; rounding must not
+    # fail them.
     eps = 100 * jnp.finfo(done.value.dtype).eps
     progressed = done_hat.value <= done.value - v + eps * (1 + jnp.abs(done.value))
     predicted = jnp.array(True)

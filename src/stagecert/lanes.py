@@ -1,7 +1,7 @@
 """One problem's search as pure JAX functions, and the same for a batch of them.
 
-A lane is one problem with its solver's state and the best of what the solver reported. Nothing here knows
-about clocks, batches on the host or what users see; that is stagecert.solving.
+A lane is one problem with its solver's state and the best of what the solver reported. Nothing
+here knows about clocks, batches on the host or what users see; that is stagecert.solving.
 """
 
 from typing import Any
@@ -125,7 +125,9 @@ def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: La
     return _absorbed(lane, found, stopping, solver)
 
 
-def _advance(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> tuple[Lane, History]:
+def _advance(
+    problem, solver: AbstractSolver, stopping: Stopping, lane: Lane
+) -> tuple[Lane, History]:
     """Up to CHUNK iterations, fewer if the lane stops."""
     nothing = jnp.full((CHUNK,), jnp.nan, lane.value.dtype)
     history = History(nothing, nothing, jnp.full((CHUNK,), -1, jnp.int32))
@@ -151,17 +153,17 @@ def _advance(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) ->
 
 
 def _certify(problem, point: Point, proposal: Proposal, eps):
-    """Both ends of the gap, anew. Projecting again matters: a float32 point may lie outside of S."""
+    """Both ends of the gap, anew. A float32 point may lie outside of S: project it again."""
     point = Point(problem.inputs.project(point.inputs), point.fractions)
     done = forward_pass(problem, point)
     certificate, bound = certify(problem, proposal)
     return done, crossing_of(done, eps), certificate, bound, point
 
 
-
 # -- jitted entry points --------------------------------------------------------------------------
-# Everything that belongs to lanes has a leading axis. `axes` says which leaves of the problem have one
-# too; None is the single problem, run without vmap, so that lax.cond takes one branch only.
+# Everything that belongs to lanes has a leading axis. `axes` says which leaves of the problem
+# have one too; None is the single problem, run without vmap, so that lax.cond takes one branch
+# only.
 
 
 def _mapped(function, axes, problem, *lanewise):
@@ -193,5 +195,3 @@ def advance_lanes(axes, problem, solver, stopping, lanes) -> tuple[Lane, History
 @eqx.filter_jit
 def certify_lanes(axes, problem, points, proposals, eps):
     return _mapped(lambda p, x, y: _certify(p, x, y, eps), axes, problem, points, proposals)
-
-

@@ -154,9 +154,9 @@ def smooth_max(x, width, centre):
 def sloped_max(x, weights, slack_share):
     """The exact maximum, differentiated with the given weights.
 
-    The true maximum is w . x + e with a slack e >= 0. `slack_share` is a dummy scalar: its cotangent
-    collects (cotangent of the output) * e, by which a linearisation with slopes w lies lower than one
-    with exact slopes.
+    The true maximum is w . x + e with a slack e >= 0. `slack_share` is a dummy scalar: its
+    cotangent collects (cotangent of the output) * e, by which a linearisation with slopes w lies
+    lower than one with exact slopes.
     """
     return jnp.max(x, axis=-1)
 
@@ -267,7 +267,16 @@ def evaluate(function, arguments: tuple, treatment: Treatment | None = None, dat
 
 # Primitives that only call a function: their bodies are interpreted in place.
 _CALLS = frozenset(
-    "jit pjit closed_call core_call remat checkpoint custom_jvp_call custom_vjp_call".split()
+    {
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "remat",
+        "checkpoint",
+        "custom_jvp_call",
+        "custom_vjp_call",
+    }
 )
 
 
@@ -303,7 +312,9 @@ def _interpret(jaxpr, consts, arguments, handle):
         elif not any(_has_pieces(body) for body, _ in inner):
             parameters = equation.primitive.get_bind_params(equation.params)
             # Releases of JAX differ in where they put the functions that a primitive calls.
-            functions, parameters = parameters if isinstance(parameters, tuple) else ((), parameters)
+            functions, parameters = (
+                parameters if isinstance(parameters, tuple) else ((), parameters)
+            )
             out = equation.primitive.bind(*functions, *values, **parameters)
             out = list(out) if equation.primitive.multiple_results else [out]
         elif equation.primitive.name in _CALLS:
@@ -311,9 +322,9 @@ def _interpret(jaxpr, consts, arguments, handle):
             out = _interpret(body, body_consts, values, handle)
         else:
             raise ProblemError(
-                f"A nonsmooth piece of stagecert stands inside '{equation.primitive.name}'. Move it "
-                "out of the loop or branch (a ScanStage can be the loop), or use jax.numpy's own "
-                "maximum there, which is then linearised by its subgradient."
+                f"A nonsmooth piece of stagecert stands inside '{equation.primitive.name}'. Move "
+                "it out of the loop or branch (a ScanStage can be the loop), or use jax.numpy's "
+                "own maximum there, which is then linearised by its subgradient."
             )
         environment.update(zip(equation.outvars, out, strict=True))
     return [read(atom) for atom in jaxpr.outvars]

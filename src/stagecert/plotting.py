@@ -1,4 +1,4 @@
-"""A picture of a search: value and bound closing in on the optimum. Needs matplotlib (`stagecert[plot]`)."""
+"""A picture of a search: value and bound closing in. Needs matplotlib (`stagecert[plot]`)."""
 
 import numpy as np
 

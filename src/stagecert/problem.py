@@ -48,7 +48,9 @@ class AbstractStage(eqx.Module):
         """Picks the block by `mix`, adding `probe` (zeros, whose cotangent is the multiplier)."""
 
     @abc.abstractmethod
-    def bounds(self, inputs, blocks: tuple, block, treatment: Treatment | None = None, data=None):
+    def bounds(
+        self, inputs, blocks: tuple, block, treatment: Treatment | None = None, data=None
+    ) -> tuple[Any, Any, Any]:
         """(lower, upper, records) with the whole block given; nothing is picked."""
 
     @abc.abstractmethod
@@ -110,10 +112,9 @@ class ScanStage(AbstractStage):
 
     Args:
         lower: (feed_t, previous) -> state, convex. With `params`: (params_t, feed_t, previous).
-        upper: likewise, concave.
-        length: how many steps.
-        initial: the state before the first step: an array, or an *affine* (inputs, blocks) -> array.
-        feed: an *affine* (inputs, blocks) -> arrays with leading axis `length`: what each step reads
+        upper: likewise, concave. length: how many steps. initial: the state before the first
+        step: an array, or an *affine* (inputs, blocks) -> array. feed: an *affine* (inputs,
+        blocks) -> arrays with leading axis `length`: what each step reads
             of the inputs and earlier blocks. None: the steps read nothing else (feed_t is None).
         params: arrays with leading axis `length`.
         name: how messages call the stage.
@@ -233,9 +234,7 @@ class Problem(eqx.Module):
     def __init__(self, inputs, stages, objective):
         self.inputs = inputs
         self.stages = tuple(stages) if isinstance(stages, (tuple, list)) else (stages,)
-        self.objective = (
-            objective if isinstance(objective, Objective) else Objective(objective)
-        )
+        self.objective = objective if isinstance(objective, Objective) else Objective(objective)
 
     def block_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes and dtypes of the blocks."""

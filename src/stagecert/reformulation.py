@@ -1,13 +1,14 @@
 """The nonconvex reformulation: one forward pass, and one way back with one rule.
 
-z_i = (1 - theta_i) lower_i + theta_i upper_i leaves only the inputs and the fractions theta in [0, 1]
-to search over (the paper's eq. 2). Going back, a cotangent g at z_i is shared between the two bounds
-in proportion to fractions `shares`, and everything in the paper that sweeps backwards differs only in
-how the shares are chosen:
+z_i = (1 - theta_i) lower_i + theta_i upper_i leaves only the inputs and the fractions theta in
+[0, 1] to search over (the paper's eq. 2). Going back, a cotangent g at z_i is shared between the
+two bounds in proportion to fractions `shares`, and everything in the paper that sweeps backwards
+differs only in how the shares are chosen:
 
     ordinary gradient (eq. 5)         shares = theta
     Fix-Degeneracy(q)                 the corner (0 where g > 0, 1 where g < 0) for entries whose
-                                      p = theta g+ + (1 - theta) g- exceeds 2 q (omega + width); else theta
+                                      p = theta g+ + (1 - theta) g- exceeds 2 q (omega + width);
+                                      theta elsewhere
     Escape-Exact-Local-Min            Fix-Degeneracy with q = infinity: only where the width is zero
     consistent multipliers, greedy    Fix-Degeneracy with q = 0: the corner everywhere
 
@@ -54,7 +55,8 @@ class ForwardPass(eqx.Module):
 class Sweep(eqx.Module):
     """One way back: what the rule made of the cotangents.
 
-    multipliers: g_i = d psi_i / d z_i, the cotangent at each block (y "as drawn" for the ordinary rule).
+    multipliers: g_i = d psi_i / d z_i, the cotangent at each block; y "as drawn" for the ordinary
+        rule.
     shares: the fractions with which cotangents went to the upper bounds (theta-hat).
     inputs: the cotangent at the inputs (grad_s psi_0 for the ordinary rule).
     moved: omega_0 = sum |theta - shares| * width.
@@ -72,8 +74,9 @@ class Sweep(eqx.Module):
 def mix(fractions, lower, upper, channel):
     """(1 - fractions) lower + fractions upper; the channel passes through.
 
-    The channel is a dummy vector whose *cotangent* (omega, corrected, q) runs backwards through the
-    stages beside the cotangents of the blocks: it tells each stage the rule, and what was moved later.
+    The channel is a dummy vector whose *cotangent* (omega, corrected, q) runs backwards through
+    the stages beside the cotangents of the blocks: it tells each stage the rule, and what was
+    moved later.
     """
     return (1 - fractions) * lower + fractions * upper, channel
 
@@ -140,7 +143,9 @@ def _run(problem, inputs, fractions, probes, channel, treatment, data) -> tuple[
         inputs, blocks, treatment, None if data is None else data[1]
     )
     lower, upper = tuple(t.lower for t in traces), tuple(t.upper for t in traces)
-    return ForwardPass(value, blocks, lower, upper, (tuple(t.records for t in traces), records)), channel
+    return ForwardPass(
+        value, blocks, lower, upper, (tuple(t.records for t in traces), records)
+    ), channel
 
 
 def _channel(dtype, omega=0.0, corrected=0.0, q=0.0):

@@ -13,14 +13,14 @@ class Status(enum.Enum):
     """Why a solve ended; each value is the sentence a user reads."""
 
     GAP_REACHED = "The gap is within the tolerance asked for."
-    TARGET_PROVEN = "The lower bound is above the target: no feasible point is as low as the target."
+    TARGET_PROVEN = "The lower bound is above the target: no feasible point is that low."
     TARGET_MET = "A feasible point is at or below the target: the target cannot be proven."
     ITERATION_LIMIT = "The iteration limit was reached; value and bound are still valid."
     TIME_LIMIT = "The time limit was reached; value and bound are still valid."
     STALLED = "The search made no more progress; value and bound are still valid."
     BOUNDS_CROSSED = (
-        "A lower bound exceeds its upper bound at a point the search met, so feasible points cannot "
-        "be built stage by stage; the lower bound is still valid."
+        "A lower bound exceeds its upper bound at a point the search met, so feasible points "
+        "cannot be built stage by stage; the lower bound on the optimum is still valid."
     )
     NOT_FINITE = "An evaluation was not finite; value and bound are the best found before that."
 
@@ -51,8 +51,8 @@ class Stats:
     """What a solve cost.
 
     Attributes:
-        iterations: steps of the solvers.
-        passes: forward or backward passes over the stages that the search made; certifying its result
+        iterations: steps of the solvers. passes: forward or backward passes over the stages that
+        the search made; certifying its result
             in float64 takes five more.
         seconds: wall time, compilation included; of the whole batch for `solve_batch`.
         trace: one entry for each iteration.

@@ -61,7 +61,8 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
     )
 
 
-# -- the loop on the host ---------------------------------------------------------------------------
+# -- the loop on the host
+# ---------------------------------------------------------------------------
 
 
 class _Search:
@@ -124,11 +125,10 @@ class _Search:
                 break
             if 4 * running.sum() <= len(running):
                 self._keep(place, lanes)
-                state = jax.tree.map(lambda x: x[_padded(np.flatnonzero(running))], lanes.state)
+                rows = _padded(np.flatnonzero(running))
+                state = jax.tree.map(lambda x, rows=rows: x[rows], lanes.state)
                 lanes, place, problems, limits = self._gathered(place[running], stopping)
-                lanes = eqx.tree_at(
-                    lambda l: l.state, lanes, state, is_leaf=lambda x: x is None
-                )
+                lanes = eqx.tree_at(lambda l: l.state, lanes, state, is_leaf=lambda x: x is None)
             lanes, history = advance_lanes(self.axes, problems, solver, limits, lanes)
             self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
             self.progress(self, place, np.asarray(lanes.code))
@@ -174,7 +174,8 @@ class _Clock:
         return self.limit is not None and self.seconds() > self.limit
 
 
-# -- what users call ----------------------------------------------------------------------------------
+# -- what users call
+# ----------------------------------------------------------------------------------
 
 
 def solve(
@@ -240,10 +241,10 @@ def solve_batch(
     """Solves many problems of one shape at once, each with its own steps, stopping and status.
 
     Args:
-        problems: a `Batch`, or problems that differ in their arrays only (see `stack`).
-        target: one number, or one for each problem.
-        start: a Point whose arrays have a leading axis of problems, or whose fractions are a number.
-        progress: True draws a progress bar; a function is called with (finished, all).
+        problems: a `Batch`, or problems that differ in their arrays only (see `stack`). target:
+        one number, or one for each problem. start: a Point whose arrays have a leading axis of
+        problems, or whose fractions are a number. progress: True draws a progress bar; a function
+        is called with (finished, all).
 
     The other arguments are those of `solve`; `time_limit` is for the whole batch.
 
@@ -276,7 +277,10 @@ def _solve(
         return jnp.broadcast_to(jnp.asarray(value, dtype), (size,))
 
     goal = -np.inf if target is None else target
-    met, proof = each(-jnp.inf if target is None else goal), each(jnp.inf if target is None else goal)
+    met, proof = (
+        each(-jnp.inf if target is None else goal),
+        each(jnp.inf if target is None else goal),
+    )
     stopping = Stopping(
         each(atol), each(rtol), met, proof, jnp.full((size,), max_iterations, jnp.int32)
     )
@@ -285,7 +289,8 @@ def _solve(
         search.run(points, stopping)
         eps = float(jnp.finfo(dtype).eps)
         certified = _certified(problem, axes, search.kept, eps)
-        # The search stops on bounds in its own precision. Where float64 disagrees, search on for more.
+        # The search stops on bounds in its own precision. Where float64 disagrees, search on for
+        # more.
         for _ in range(3):
             early = _not_yet(search.kept, certified, atol, rtol, target)
             if not early.any() or clock.over():
@@ -329,14 +334,16 @@ def _starting_points(problem, axes, size, start) -> Point:
 def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
     """Values and bounds of the lanes' best points, evaluated in float64."""
     with jax.enable_x64(True):
-        problem, points, proposals = as_arrays(
-            (problem, kept.point, kept.proposal), jnp.float64
-        )
+        problem, points, proposals = as_arrays((problem, kept.point, kept.proposal), jnp.float64)
         done, crossing, certificate, bound, points = certify_lanes(
             axes, problem, points, proposals, eps
         )
         value = np.array(done.value, np.float64)
-        bad = ~np.isfinite(np.asarray(kept.value)) | ~np.isfinite(value) | (np.asarray(crossing.amount) > 0)
+        bad = (
+            ~np.isfinite(np.asarray(kept.value))
+            | ~np.isfinite(value)
+            | (np.asarray(crossing.amount) > 0)
+        )
         value[bad] = np.inf
         return Certified(
             value,

@@ -21,8 +21,8 @@ class _Earlier(tuple):
         if isinstance(index, int) and not -len(self) <= index < len(self):
             have = f"blocks 0 to {len(self) - 1} come" if len(self) else "no block comes"
             raise ProblemError(
-                f"{self.where} reads block {index}, but only {have} before it. A stage may read the "
-                "inputs and earlier blocks only; put the stages in order."
+                f"{self.where} reads block {index}, but only {have} before it. A stage may read "
+                "the inputs and earlier blocks only; put the stages in order."
             )
         return super().__getitem__(index)
 
@@ -55,7 +55,9 @@ def _check_finite(tree: Any, what: str) -> None:
         place = f"{what}{jax.tree_util.keystr(path)}"
         array = np.asarray(leaf)
         if np.issubdtype(array.dtype, np.complexfloating):
-            raise ProblemError(f"{place} is complex ({array.dtype}); stagecert works on real numbers.")
+            raise ProblemError(
+                f"{place} is complex ({array.dtype}); stagecert works on real numbers."
+            )
         if not (jnp.issubdtype(array.dtype, jnp.floating)):
             continue
         if (found := first_bad_entry(array.astype(np.float64))) is not None:
@@ -77,7 +79,8 @@ def _call(function, arguments, where: str):
 def _check_floating(shape, where: str) -> None:
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         raise ProblemError(
-            f"{where} returns {shape.dtype}; it must return floating-point numbers (write 0.0, not 0)."
+            f"{where} returns {shape.dtype}; it must return floating-point numbers (write 0.0, "
+            "not 0)."
         )
 
 
@@ -150,7 +153,9 @@ def _check_pair(lower, upper, where):
 
 def _validate_scan(stage: ScanStage, where, inputs, blocks):
     if not isinstance(stage.length, int) or stage.length < 1:
-        raise ProblemError(f"{where}: length must be a positive whole number, not {stage.length!r}.")
+        raise ProblemError(
+            f"{where}: length must be a positive whole number, not {stage.length!r}."
+        )
 
     def check_leading(tree, what):
         for leaf in jax.tree.leaves(tree):
@@ -158,12 +163,14 @@ def _validate_scan(stage: ScanStage, where, inputs, blocks):
                 continue
             if len(leaf.shape) == 0 or leaf.shape[0] != stage.length:
                 raise ProblemError(
-                    f"{where}: {what} must have leading axis {stage.length} (length), but one array "
-                    f"has shape {tuple(leaf.shape)}."
+                    f"{where}: {what} must have leading axis {stage.length} (length), but one "
+                    f"array has shape {tuple(leaf.shape)}."
                 )
 
     initial, feed = _call(
-        lambda i, b: stage._start(i, _earlier(b, where)), (inputs, blocks), f"{where}: initial or feed"
+        lambda i, b: stage._start(i, _earlier(b, where)),
+        (inputs, blocks),
+        f"{where}: initial or feed",
     )
     if not callable(stage.initial):
         _check_finite(stage.initial, f"{where}: initial")
@@ -172,7 +179,9 @@ def _validate_scan(stage: ScanStage, where, inputs, blocks):
 
     def first(i, b):
         initial, feed = stage._start(i, b)
-        params, feed = jax.tree.map(lambda x: x[0] if hasattr(x, "shape") else x, (stage.params, feed))
+        params, feed = jax.tree.map(
+            lambda x: x[0] if hasattr(x, "shape") else x, (stage.params, feed)
+        )
         return stage._step(params, feed, initial, None, None)[:2]
 
     lower, upper = _call(first, (inputs, blocks), where)
@@ -215,7 +224,10 @@ def _validate_curvature(problem, inputs, blocks):
         same = jax.tree.structure(c) == jax.tree.structure(inputs)
         if not same:
             raise ProblemError("Objective: curvature_inputs must be arranged like the inputs.")
-        pairs += [("curvature_inputs", a, b) for a, b in zip(*map(jax.tree.leaves, (c, inputs)), strict=True)]
+        pairs += [
+            ("curvature_inputs", a, b)
+            for a, b in zip(*map(jax.tree.leaves, (c, inputs)), strict=True)
+        ]
     if objective.curvature_blocks is not None:
         c = objective.curvature_blocks
         if not isinstance(c, (tuple, list)) or len(c) != len(blocks):
@@ -223,14 +235,17 @@ def _validate_curvature(problem, inputs, blocks):
                 f"Objective: curvature_blocks must be a tuple with one entry for each of the "
                 f"{len(blocks)} stages."
             )
-        pairs += [(f"curvature_blocks[{i}]", a, b) for i, (a, b) in enumerate(zip(c, blocks, strict=True))]
+        pairs += [
+            (f"curvature_blocks[{i}]", a, b) for i, (a, b) in enumerate(zip(c, blocks, strict=True))
+        ]
     for what, given, like in pairs:
         array = np.asarray(given)
         try:
             np.broadcast_to(array, like.shape)
         except ValueError as error:
             raise ProblemError(
-                f"Objective: {what} has shape {array.shape}, which does not broadcast to {like.shape}."
+                f"Objective: {what} has shape {array.shape}, which does not broadcast to "
+                f"{like.shape}."
             ) from error
         _check_finite(array, f"Objective: {what}")
         if (array < 0).any():
@@ -275,5 +290,6 @@ def validate_start(problem: Problem, start) -> None:
                 np.broadcast_to(np.asarray(given), shape.shape)
             except ValueError as error:
                 raise ProblemError(
-                    f"start: fractions of stage {i} have shape {np.shape(given)}, the block {shape.shape}."
+                    f"start: fractions of stage {i} have shape {np.shape(given)}, the block "
+                    f"{shape.shape}."
                 ) from error

@@ -1,4 +1,4 @@
-"""What a solver is: a small object with `init` and `step`; one loop (stagecert.solve) runs them all."""
+"""What a solver is: a small object with `init` and `step`; one loop runs them all."""
 
 import abc
 from typing import Any
@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from stagecert import tree
-from stagecert.certificate import Crossing, Evaluation, Proposal
+from stagecert.certificate import Crossing, Evaluation, Proposal, as_drawn
 from stagecert.problem import Problem
 from stagecert.reformulation import Point
 
@@ -15,8 +15,8 @@ from stagecert.reformulation import Point
 class Report(eqx.Module):
     """What a step found: a feasible point with its value, and a proposed bound.
 
-    The loop keeps the best value and the best bound of all reports, so a step may report whatever it
-    evaluated, good or bad.
+    The loop keeps the best value and the best bound of all reports, so a step may report whatever
+    it evaluated, good or bad.
     """
 
     point: Point
@@ -50,7 +50,23 @@ class AbstractSolver(eqx.Module):
         """One iteration."""
 
 
-def report(evaluation: Evaluation, passes, stuck=False) -> Report:
+def paper_report(problem: Problem, evaluation: Evaluation, passes, stuck, drawn: bool) -> Report:
+    """The report of one evaluation; with `drawn`, its bound is the paper's: multipliers as drawn.
+
+    That bound needs boxes around all blocks (or curvature), and two more passes.
+    """
+    consistent = report(evaluation, passes, stuck)
+    if not drawn:
+        return consistent
+    proposal = Proposal(evaluation.point, evaluation.done.records, jnp.zeros_like(evaluation.bound))
+    return eqx.tree_at(
+        lambda r: (r.bound, r.proposal, r.passes),
+        consistent,
+        (as_drawn(problem, evaluation), proposal, consistent.passes + 2),
+    )
+
+
+def report(evaluation: Evaluation, passes, stuck: Any = False) -> Report:
     """The report of one evaluation."""
     return Report(
         evaluation.point,

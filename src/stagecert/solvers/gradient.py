@@ -10,7 +10,7 @@ from stagecert import tree
 from stagecert.certificate import Evaluation, evaluate, passes_of_evaluate
 from stagecert.problem import Problem
 from stagecert.reformulation import Point, forward_pass, psi_0_and_gradient
-from stagecert.solvers.base import AbstractSolver, project, report, step_progress
+from stagecert.solvers.base import AbstractSolver, paper_report, project, step_progress
 
 
 class Backtracking(eqx.Module):
@@ -69,19 +69,24 @@ def grown(search: Backtracking, stepped: Stepped):
 class Simple(AbstractSolver):
     """Projected gradient descent with backtracking (Simple-Psi-Minimization).
 
-    With `smoothness` L given, every step has size 1 / L and there is no line search.
+    Attributes:
+        search: the line search.
+        smoothness: L, if known: then every step has size 1 / L and there is no line search.
+        drawn: take the paper's multipliers, as drawn, for the bound; needs boxes around all blocks.
     """
 
     name: ClassVar[str] = "simple"
     search: Backtracking = Backtracking()
     smoothness: float | None = None
+    drawn: bool = False
     patience: int = 200
     progress: float = 0.99
 
     def init(self, problem, point):
         evaluation = evaluate(problem, point)
         size = jnp.asarray(self.search.first, evaluation.value.dtype)
-        return (evaluation, size), report(evaluation, passes_of_evaluate())
+        found = paper_report(problem, evaluation, passes_of_evaluate(), False, self.drawn)
+        return (evaluation, size), found
 
     def step(self, problem, state):
         evaluation, size = state
@@ -97,7 +102,8 @@ class Simple(AbstractSolver):
             target, trials, stuck = project(problem, target), 0, jnp.array(False)
         new = evaluate(problem, target)
         new = tree.select(stuck, evaluation, new)
-        return (new, size), report(new, trials + passes_of_evaluate(), stuck)
+        passes = trials + passes_of_evaluate()
+        return (new, size), paper_report(problem, new, passes, stuck, self.drawn)
 
 
 class Momentum(eqx.Module):
@@ -114,10 +120,15 @@ class Accelerated(AbstractSolver):
 
     A step that gains less than the projected gradient would (delta_L with L = 1 / size) is replaced
     by a projected-gradient step, and the momentum starts anew.
+
+    Attributes:
+        search: the line search.
+        drawn: take the paper's multipliers, as drawn, for the bound; needs boxes around all blocks.
     """
 
     name: ClassVar[str] = "accelerated"
     search: Backtracking = Backtracking()
+    drawn: bool = False
     patience: int = 200
     progress: float = 0.99
 
@@ -125,14 +136,12 @@ class Accelerated(AbstractSolver):
         evaluation = evaluate(problem, point)
         one = jnp.ones_like(evaluation.value)
         state = Momentum(evaluation, point, one, one * self.search.first)
-        return state, report(evaluation, passes_of_evaluate())
+        return state, paper_report(problem, evaluation, passes_of_evaluate(), False, self.drawn)
 
     def step(self, problem, state: Momentum):
         here = state.evaluation
         t = (1 + jnp.sqrt(1 + 4 * state.t**2)) / 2
-        ahead = tree.move(
-            here.point, tree.subtract(here.point, state.previous), (state.t - 1) / t
-        )
+        ahead = tree.move(here.point, tree.subtract(here.point, state.previous), (state.t - 1) / t)
         ahead = project(problem, ahead)
         done, gradient = psi_0_and_gradient(problem, ahead)
         fast = projected_step(problem, self.search, ahead, done.value, gradient, state.size)
@@ -152,4 +161,5 @@ class Accelerated(AbstractSolver):
         state = Momentum(
             new, here.point, jnp.where(good, t, jnp.ones_like(t)), grown(self.search, taken)
         )
-        return state, report(new, 2 + trials + passes_of_evaluate(), stuck)
+        passes = 2 + trials + passes_of_evaluate()
+        return state, paper_report(problem, new, passes, stuck, self.drawn)

@@ -1,8 +1,9 @@
 """The greedy step: policy iteration over the stages.
 
-Sweep back with the consistent rule; send every fraction to its corner and the inputs to the minimiser of
-the linearisation; search the segment to that point. This is Fix-Degeneracy with q = 0 joined to a
-conditional-gradient step in the inputs, and exact in a step or two where the optimum has no kinks.
+Sweep back with the consistent rule; send every fraction to its corner and the inputs to the
+minimiser of the linearisation; search the segment to that point. This is Fix-Degeneracy with q =
+0 joined to a conditional-gradient step in the inputs, and exact in a step or two where the
+optimum has no kinks.
 """
 
 from typing import Any, ClassVar
@@ -44,8 +45,8 @@ class Greedy(AbstractSolver):
 
     def step(self, problem, state: Evaluation):
         def trial_point(trial) -> Point:
-            # First the whole step. Then shorten the step of the inputs alone: where bounds meet, the
-            # corners are right whatever the inputs do. Then shorten everything.
+            # First the whole step. Then shorten the step of the inputs alone: where bounds meet,
+            # the corners are right whatever the inputs do. Then shorten everything.
             share = 2.0 ** -jnp.where(trial <= self.halvings, trial, trial - self.halvings)
             share = share.astype(state.value.dtype)
             joint = jnp.where(trial <= self.halvings, 1, share)

@@ -1,14 +1,14 @@
 """The polishing search: projected quasi-Newton steps on psi_0, smoothed where it has kinks.
 
-A rejected trial is not repeated in an inner loop but shortens the next iteration's step, so that in a
-batch no problem waits for another's line search.
+A rejected trial is not repeated in an inner loop but shortens the next iteration's step, so that
+in a batch no problem waits for another's line search.
 
-A nonsmooth piece max(x) = max over weights w of w . x is smoothed to the maximum of
-w . x - width/2 |w - centre|^2. When the smoothed problem is nearly solved, the centres move to the weights
-found: the proximal method of multipliers. The weights then converge to those that certify the optimum, at
-a width that need not go to zero, so the smoothed problem stays well conditioned. Smoothing serves the
-search alone: every value and bound reported comes from the exact functions; only the *slopes* of the
-pieces, which may be anything, are taken from the smoothed ones.
+A nonsmooth piece max(x) = max over weights w of w . x is smoothed to the maximum of w . x -
+width/2 |w - centre|^2. When the smoothed problem is nearly solved, the centres move to the
+weights found: the proximal method of multipliers. The weights then converge to those that certify
+the optimum, at a width that need not go to zero, so the smoothed problem stays well conditioned.
+Smoothing serves the search alone: every value and bound reported comes from the exact functions;
+only the *slopes* of the pieces, which may be anything, are taken from the smoothed ones.
 """
 
 from typing import Any, ClassVar
@@ -103,8 +103,8 @@ class Smoothed(eqx.Module):
 class PolishState(eqx.Module):
     """Where the search stands, what it knows of the curvature, and the smoothing.
 
-    `jump` is 1 when the next trial does not follow the model but goes to `target`: to evaluate anew after
-    the centres moved (target = at), or to correct degenerate entries.
+    `jump` is 1 when the next trial does not follow the model but goes to `target`: to evaluate
+    anew after the centres moved (target = at), or to correct degenerate entries.
     """
 
     at: Any
@@ -185,8 +185,8 @@ class Polish(AbstractSolver):
         else:
             state = self._trial(smooth, state)
         point = smooth.point(state.at)
-        # The slopes are those of the smoothed pass, where they balance; at the blocks of the exact pass
-        # the smoothed slopes would be others, and the bound far worse.
+        # The slopes are those of the smoothed pass, where they balance; at the blocks of the
+        # exact pass the smoothed slopes would be others, and the bound far worse.
         exact = evaluate(
             problem, point, pieces.given_slopes, state.slopes, with_gradient=False, fix=state.q
         )
@@ -202,13 +202,20 @@ class Polish(AbstractSolver):
         ready = (left <= self.eager * hidden) & (hidden > rounding) & ~held & kinks
         state = tree.select(ready, self._recentred(state, hidden), state)
         state = tree.select(held, self._correcting(smooth, state, exact.fixed), state)
-        return (state, like), report(exact, 2 * trials + passes_of_evaluate(with_gradient=False, fix=True))
+        return (state, like), report(
+            exact, 2 * trials + passes_of_evaluate(with_gradient=False, fix=True)
+        )
 
     def _trial(self, smooth: Smoothed, state: PolishState) -> PolishState:
         steepest = jnp.max(jnp.abs(state.gradient))
         scale = jnp.where(steepest > 0, steepest, 1)
         d = model_step(
-            state.at, state.gradient, state.curvature.times(scale), smooth.project, 1 / scale, self.rounds
+            state.at,
+            state.gradient,
+            state.curvature.times(scale),
+            smooth.project,
+            1 / scale,
+            self.rounds,
         )
         slope = state.gradient @ d
         at = jnp.where(state.jump, state.target, smooth.project(state.at + state.share * d))
@@ -235,8 +242,9 @@ class Polish(AbstractSolver):
             jnp.array(False),
             at,
         )
-        # Quadratic interpolation along the segment, safeguarded. A step that needs a tiny share comes
-        # from a bad model: forget it. Even a rejected trial taught something about the curvature.
+        # Quadratic interpolation along the segment, safeguarded. A step that needs a tiny share
+        # comes from a bad model: forget it. Even a rejected trial taught something about the
+        # curvature.
         bend = value - state.value - state.share * slope
         best = -0.5 * state.share**2 * slope / jnp.where(bend > 0, bend, 1)
         best = jnp.where(bend > 0, best, 0.1 * state.share)
@@ -249,9 +257,7 @@ class Polish(AbstractSolver):
             (jnp.where(tiny, 1, best), tree.select(tiny, forgotten, learned)),
         )
         # A correction that did not help: correct fewer entries next time, as Fix-Degeneracy does.
-        declined = eqx.tree_at(
-            lambda s: (s.q, s.jump), state, (10 * state.q, jnp.array(False))
-        )
+        declined = eqx.tree_at(lambda s: (s.q, s.jump), state, (10 * state.q, jnp.array(False)))
         return tree.select(good, taken, tree.select(state.jump, declined, shorter))
 
     def _recentred(self, state: PolishState, hidden) -> PolishState:
@@ -275,7 +281,9 @@ class Polish(AbstractSolver):
         """Try corrected fractions next."""
         target = smooth.vector(Point(smooth.point(state.at).inputs, fractions))
         return eqx.tree_at(
-            lambda s: (s.corrected, s.jump, s.target), state, (jnp.array(True), jnp.array(True), target)
+            lambda s: (s.corrected, s.jump, s.target),
+            state,
+            (jnp.array(True), jnp.array(True), target),
         )
 
     def _left(self, smooth: Smoothed, state: PolishState):

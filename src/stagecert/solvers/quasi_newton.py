@@ -1,8 +1,9 @@
 """Projected quasi-Newton steps: a limited-memory model of the curvature, minimised over the set.
 
-The model g . d + 1/2 d . B d is minimised over the set by spectral projected gradients, which cost
-vector operations but no pass over the stages; so bounds are respected exactly, whatever the set, and one
-evaluation of value and gradient an iteration buys a step with curvature in it (Schmidt et al. 2009).
+The model g . d + 1/2 d . B d is minimised over the set by spectral projected gradients, which
+cost vector operations but no pass over the stages; so bounds are respected exactly, whatever the
+set, and one evaluation of value and gradient an iteration buys a step with curvature in it
+(Schmidt et al. 2009).
 """
 
 from collections.abc import Callable
@@ -42,7 +43,9 @@ class Curvature(eqx.Module):
         sy = s @ y.T
         diagonal = jnp.diagonal(sy)
         used = diagonal > 0
-        last = jnp.where(used[-1], jnp.sum(y[-1] ** 2) / jnp.where(used[-1], diagonal[-1], 1), first_scale)
+        last = jnp.where(
+            used[-1], jnp.sum(y[-1] ** 2) / jnp.where(used[-1], diagonal[-1], 1), first_scale
+        )
         blank = jnp.where(used, 0, 1)
         middle = jnp.block(
             [
@@ -59,8 +62,9 @@ class Curvature(eqx.Module):
 def model_step(point, gradient, times: Callable, project: Callable, first_size, rounds: int):
     """A step d with point + d in the set that (nearly) minimises gradient . d + 1/2 d . B d.
 
-    Each round makes a few projected-gradient steps, which find out where the set binds, and then solves
-    for the entries that it leaves free by conjugate gradients, exactly where nothing new comes to bind.
+    Each round makes a few projected-gradient steps, which find out where the set binds, and then
+    solves for the entries that it leaves free by conjugate gradients, exactly where nothing new
+    comes to bind.
     """
 
     def searched(d, slope, p):

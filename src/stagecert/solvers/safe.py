@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from stagecert.certificate import Evaluation, evaluate, passes_of_evaluate
 from stagecert.degeneracy import FixStatus, any_entry, degenerate_for, fix_degeneracy
-from stagecert.solvers.base import AbstractSolver, report
+from stagecert.solvers.base import AbstractSolver, paper_report
 from stagecert.solvers.gradient import Backtracking, grown, projected_step
 
 
@@ -25,11 +25,14 @@ class Safe(AbstractSolver):
 
     Attributes:
         q: the first threshold; it grows tenfold whenever Fix-Degeneracy fails.
+        search: the line search.
+        drawn: take the paper's multipliers, as drawn, for the bound; needs boxes around all blocks.
     """
 
     name: ClassVar[str] = "safe"
     q: float = 1.0
     search: Backtracking = Backtracking()
+    drawn: bool = False
     patience: int = 200
     progress: float = 0.99
 
@@ -38,7 +41,9 @@ class Safe(AbstractSolver):
         q = jnp.asarray(self.q, evaluation.value.dtype)
         size = jnp.asarray(self.search.first, evaluation.value.dtype)
         evaluation, q, passes = _corrected(problem, evaluation, q)
-        return SafeState(evaluation, q, size), report(evaluation, passes + passes_of_evaluate())
+        passes = passes + passes_of_evaluate()
+        found = paper_report(problem, evaluation, passes, False, self.drawn)
+        return SafeState(evaluation, q, size), found
 
     def step(self, problem, state: SafeState):
         here = state.evaluation
@@ -49,7 +54,7 @@ class Safe(AbstractSolver):
         corrected, q, passes = _corrected(problem, moved, state.q)
         passes = passes + stepped.trials + passes_of_evaluate()
         state = SafeState(corrected, q, grown(self.search, stepped))
-        return state, report(corrected, passes, ~stepped.found)
+        return state, paper_report(problem, corrected, passes, ~stepped.found, self.drawn)
 
 
 def _corrected(problem, evaluation: Evaluation, q) -> tuple[Evaluation, Any, Any]:

@@ -1,7 +1,7 @@
-"""Slope ascent: the lower bound as a function of the slopes of the nonsmooth pieces, raised by Adam.
+"""Slope ascent: the lower bound as a function of the nonsmooth pieces' slopes, raised by Adam.
 
-A proposer for the dual side alone: the point stays where it is, so let another solver find that. With
-affine stages and relu pieces this is the method of alpha-CROWN.
+A proposer for the dual side alone: the point stays where it is, so let another solver find that.
+With affine stages and relu pieces this is the method of alpha-CROWN.
 """
 
 from typing import Any, ClassVar

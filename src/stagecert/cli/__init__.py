@@ -1,0 +1,22 @@
+"""The command-line program."""
+
+import typer
+
+from stagecert.cli.demo import demo
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Stagewise convex problems, solved with a certificate.",
+)
+app.command()(demo)
+
+
+@app.callback()
+def _root() -> None:
+    """Stagewise convex problems, solved with a certificate."""
+
+
+def main() -> None:
+    """Entry point of the program `stagecert`."""
+    app()
