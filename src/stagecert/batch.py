@@ -13,7 +13,7 @@ from stagecert.certificate import Certificate
 from stagecert.errors import ProblemError
 from stagecert.problem import Problem, as_arrays
 from stagecert.solution import Solution, Stats, Status, Trace
-from stagecert.validate import validate
+from stagecert.validate import validate, validate_numbers
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,26 @@ class Batch:
         arrays = eqx.filter(problem, eqx.is_array)
         marked = jax.tree.map(lambda _: 0, stacked(arrays))
         axes = eqx.tree_at(stacked, shared, marked, is_leaf=lambda x: x is None)
-        sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(stacked(arrays))}
-        if len(sizes) != 1 or None in sizes:
+        sizes = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(stacked(arrays))}
+        if len(sizes) != 1 or -1 in sizes:
             raise ProblemError(
-                "The stacked arrays must have one common leading axis; seen: "
-                f"{sorted(map(str, sizes))}."
+                f"The stacked arrays must have one common leading axis; their lengths are "
+                f"{sorted(sizes)} (-1: no axis)."
             )
         return Batch(problem, axes, sizes.pop())
 
     def lane(self, index: int) -> Problem:
         """One problem of the batch."""
         arrays, static = eqx.partition(as_arrays(self.problem), eqx.is_array)
-        taken = jax.tree.map(
-            lambda axis, x: x if axis is None else x[index],
-            self.axes,
-            arrays,
-            is_leaf=lambda a: a is None,
-        )
-        return eqx.combine(taken, static)
+        return eqx.combine(rows_of(self.axes, arrays, index), static)
+
+
+def rows_of(axes, arrays, index):
+    """The stacked arrays restricted to some rows; the shared ones as they are."""
+    # An axis of None is a missing leaf of `axes`, so it is matched as a leaf here.
+    return jax.tree.map(
+        lambda axis, x: x if axis is None else x[index], axes, arrays, is_leaf=lambda a: a is None
+    )
 
 
 def stack(problems: Sequence[Problem]) -> Batch:
@@ -114,13 +116,6 @@ def stack(problems: Sequence[Problem]) -> Batch:
 def validate_batch(batch: Batch) -> None:
     """Raises ProblemError if a problem of the batch is not well formed."""
     validate(batch.lane(0))
-    # Shapes are common; numbers are not. The sets, parameters and boxes of all lanes are looked at.
-    for index in range(1, batch.size):
-        lane = batch.lane(index)
-        try:
-            lane.inputs.validate()
-        except ProblemError as error:
-            raise ProblemError(f"Problem {index} of the batch: {error}") from error
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch.problem):
         if isinstance(leaf, (np.ndarray, jax.Array)) and np.issubdtype(leaf.dtype, np.floating):
             bad = np.argwhere(~np.isfinite(np.asarray(leaf)))
@@ -128,6 +123,15 @@ def validate_batch(batch: Batch) -> None:
                 raise ProblemError(
                     f"Batch: {jax.tree_util.keystr(path)} is not finite at {bad[0].tolist()}."
                 )
+    # Shapes are common to all lanes; what numbers must satisfy is looked at lane by lane, in NumPy.
+    arrays, static = eqx.partition(batch.problem, eqx.is_array)
+    arrays = jax.tree.map(np.asarray, arrays)
+    for index in range(1, batch.size):
+        lane = eqx.combine(rows_of(batch.axes, arrays, index), static)
+        try:
+            validate_numbers(lane)
+        except ProblemError as error:
+            raise ProblemError(f"Problem {index} of the batch: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from stagecert.problem import Problem
 from stagecert.reformulation import Point, forward_pass
 from stagecert.solvers.base import AbstractSolver, Report
 
-CHUNK = 16  # iterations between two looks at the clock
+CHUNK = 16  # most iterations between two looks at the clock
 
 
 class Stopping(eqx.Module):
@@ -126,9 +126,9 @@ def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: La
 
 
 def _advance(
-    problem, solver: AbstractSolver, stopping: Stopping, lane: Lane
+    problem, solver: AbstractSolver, stopping: Stopping, lane: Lane, limit
 ) -> tuple[Lane, History]:
-    """Up to CHUNK iterations, fewer if the lane stops."""
+    """Up to `limit` (at most CHUNK) iterations, fewer if the lane stops."""
     nothing = jnp.full((CHUNK,), jnp.nan, lane.value.dtype)
     history = History(nothing, nothing, jnp.full((CHUNK,), -1, jnp.int32))
 
@@ -145,7 +145,7 @@ def _advance(
         return lane, history, k + 1
 
     lane, history, _ = jax.lax.while_loop(
-        lambda carry: (carry[0].code == RUNNING) & (carry[2] < CHUNK),
+        lambda carry: (carry[0].code == RUNNING) & (carry[2] < limit),
         body,
         (lane, history, jnp.array(0)),
     )
@@ -188,8 +188,8 @@ def change_lanes(axes, problem, solver, stopping, lanes) -> Lane:
 
 
 @eqx.filter_jit
-def advance_lanes(axes, problem, solver, stopping, lanes) -> tuple[Lane, History]:
-    return _mapped(lambda p, s, x: _advance(p, solver, s, x), axes, problem, stopping, lanes)
+def advance_lanes(axes, problem, solver, stopping, lanes, limit) -> tuple[Lane, History]:
+    return _mapped(lambda p, s, x: _advance(p, solver, s, x, limit), axes, problem, stopping, lanes)
 
 
 @eqx.filter_jit

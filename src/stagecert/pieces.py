@@ -273,6 +273,7 @@ _CALLS = frozenset(
         "closed_call",
         "core_call",
         "remat",
+        "remat2",
         "checkpoint",
         "custom_jvp_call",
         "custom_vjp_call",

@@ -259,7 +259,7 @@ def as_arrays(tree, dtype=None):
 
     def convert(leaf):
         if isinstance(leaf, float):
-            return jnp.asarray(leaf, dtype)
+            return jnp.asarray(leaf, float if dtype is None else dtype)
         if isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
             return jnp.asarray(leaf, dtype if floating else None)

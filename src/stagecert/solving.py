@@ -10,10 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert.batch import Batch, BatchSolution, Certified, stack, validate_batch
+from stagecert.batch import (
+    Batch,
+    BatchSolution,
+    Certified,
+    rows_of,
+    stack,
+    validate_batch,
+)
 from stagecert.codes import MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.errors import ProblemError
 from stagecert.lanes import (
+    CHUNK,
     History,
     Lane,
     Stopping,
@@ -71,6 +79,7 @@ class _Search:
     def __init__(self, problem, axes, solvers, clock: "_Clock", progress):
         self.problem, self.axes, self.solvers = problem, axes, solvers
         self.clock, self.progress = clock, progress
+        self.chunk = 1  # iterations between two looks at the clock
         self.kept: Any = None  # lanes without their solvers' states, on the host
         self.records: list[tuple[np.ndarray, History, str]] = []
 
@@ -79,14 +88,7 @@ class _Search:
         if self.axes is None:
             return self.problem
         arrays, static = eqx.partition(self.problem, eqx.is_array)
-        # An axis of None is a missing leaf of `axes`, so it is matched as a subtree, not as a leaf.
-        taken = jax.tree.map(
-            lambda axis, x: x if axis is None else x[indices],
-            self.axes,
-            arrays,
-            is_leaf=lambda a: a is None,
-        )
-        return eqx.combine(taken, static)
+        return eqx.combine(rows_of(self.axes, arrays, indices), static)
 
     def run(self, points: Point, stopping: Stopping) -> None:
         """From starting points until every lane has stopped."""
@@ -129,7 +131,14 @@ class _Search:
                 state = jax.tree.map(lambda x, rows=rows: x[rows], lanes.state)
                 lanes, place, problems, limits = self._gathered(place[running], stopping)
                 lanes = eqx.tree_at(lambda l: l.state, lanes, state, is_leaf=lambda x: x is None)
-            lanes, history = advance_lanes(self.axes, problems, solver, limits, lanes)
+            begin = time.perf_counter()
+            lanes, history = advance_lanes(
+                self.axes, problems, solver, limits, lanes, jnp.asarray(self.chunk)
+            )
+            lanes.code.block_until_ready()
+            # Look at the clock about every half second, however slow the problem.
+            if time.perf_counter() - begin < 0.25:
+                self.chunk = min(2 * self.chunk, CHUNK)
             self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
             self.progress(self, place, np.asarray(lanes.code))
         self._keep(place, lanes)
@@ -269,7 +278,6 @@ def _solve(
     solvers = named_solver(solver)
     clock = _Clock(time_limit)
     arrays = as_arrays(problem)
-    axes = None if axes is None else axes
     points = _starting_points(arrays, axes, size, start)
     dtype = jnp.result_type(*jax.tree.leaves(points.inputs))
 

@@ -97,12 +97,17 @@ def validate(problem: Problem) -> None:
             f"inputs must be a set (Box, Ball, Simplex, Product ...), not "
             f"{type(problem.inputs).__name__}."
         )
-    problem.inputs.validate()
     for index, stage in enumerate(problem.stages):
         if not isinstance(stage, AbstractStage):
             raise ProblemError(f"Stage {index} must be a Stage or ScanStage, not {stage!r}.")
-        _check_finite(getattr(stage, "params", None), f"{problem.stage_name(index)}: params")
+        where = problem.stage_name(index)
+        for what in ("lower", "upper"):
+            function = getattr(stage, what, None)
+            if function is not None and not callable(function):
+                raise ProblemError(f"{where}: {what} must be a function, not {function!r}.")
+        _check_finite(getattr(stage, "params", None), f"{where}: params")
     _check_finite(problem.objective.params, "Objective: params")
+    validate_numbers(problem)
 
     arrays = as_arrays(problem)
     inputs = jax.eval_shape(arrays.inputs.centre)
@@ -122,11 +127,22 @@ def validate(problem: Problem) -> None:
     _validate_curvature(arrays, inputs, blocks)
 
 
+def validate_numbers(problem: Problem) -> None:
+    """What the numbers must satisfy whatever the shapes: sets not empty, boxes and curvature."""
+    problem.inputs.validate()
+    for index, stage in enumerate(problem.stages):
+        if stage.box is not None:
+            _check_box(stage.box, problem.stage_name(index))
+    objective = problem.objective
+    for what in ("curvature_inputs", "curvature_blocks"):
+        for leaf in jax.tree.leaves(getattr(objective, what)):
+            _check_finite(leaf, f"Objective: {what}")
+            if (np.asarray(leaf) < 0).any():
+                raise ProblemError(f"Objective: {what} has a negative entry ({np.min(leaf)}).")
+
+
 def _validate_stage(problem, stage, index, inputs, blocks) -> jax.ShapeDtypeStruct:
     where = problem.stage_name(index)
-    for what in ("lower", "upper"):
-        if hasattr(stage, what) and not callable(getattr(stage, what)):
-            raise ProblemError(f"{where}: {what} must be a function, not {getattr(stage, what)!r}.")
     if isinstance(stage, ScanStage):
         return _validate_scan(stage, where, inputs, blocks)
 
@@ -137,7 +153,7 @@ def _validate_stage(problem, stage, index, inputs, blocks) -> jax.ShapeDtypeStru
 
     lower, upper = _call(both, (inputs, blocks), where)
     _check_pair(lower, upper, where)
-    _check_box(stage.box, lower.shape, where)
+    _check_box_shape(stage.box, lower.shape, where)
     return lower
 
 
@@ -192,28 +208,34 @@ def _validate_scan(stage: ScanStage, where, inputs, blocks):
             f"{lower.shape}; they must be equal."
         )
     shape = jax.ShapeDtypeStruct((stage.length, *lower.shape), lower.dtype)
-    _check_box(stage.box, shape.shape, where)
+    _check_box_shape(stage.box, shape.shape, where)
     return shape
 
 
-def _check_box(box, shape, where):
-    if box is None:
-        return
+def _check_box(box, where):
     if not isinstance(box, (tuple, list)) or len(box) != 2:
         raise ProblemError(f"{where}: box must be a pair (lowest, highest).")
-    lowest, highest = (np.asarray(b) for b in box)
-    try:
-        lowest, highest = np.broadcast_to(lowest, shape), np.broadcast_to(highest, shape)
-    except ValueError as error:
-        raise ProblemError(
-            f"{where}: box has shapes {lowest.shape} and {highest.shape}, the block {shape}."
-        ) from error
-    _check_finite((lowest, highest), f"{where}: box")
+    _check_finite(tuple(box), f"{where}: box")
+    lowest, highest = np.broadcast_arrays(*(np.asarray(b) for b in box))
     if (lowest > highest).any():
         entry = tuple(int(i) for i in np.argwhere(lowest > highest)[0])
         raise ProblemError(
             f"{where}: box is empty at entry {list(entry)}: {lowest[entry]} > {highest[entry]}."
         )
+
+
+def _check_box_shape(box, shape, where):
+    if box is None:
+        return
+    shapes = tuple(np.shape(b) for b in box)
+    try:
+        for b in shapes:
+            if np.broadcast_shapes(b, shape) != tuple(shape):
+                raise ValueError
+    except ValueError as error:
+        raise ProblemError(
+            f"{where}: box has shapes {shapes[0]} and {shapes[1]}, the block {shape}."
+        ) from error
 
 
 def _validate_curvature(problem, inputs, blocks):
@@ -247,9 +269,6 @@ def _validate_curvature(problem, inputs, blocks):
                 f"Objective: {what} has shape {array.shape}, which does not broadcast to "
                 f"{like.shape}."
             ) from error
-        _check_finite(array, f"Objective: {what}")
-        if (array < 0).any():
-            raise ProblemError(f"Objective: {what} has a negative entry ({array.min()}).")
 
 
 def validate_options(atol, rtol, max_iterations, time_limit) -> None:

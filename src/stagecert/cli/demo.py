@@ -1,5 +1,6 @@
 """`stagecert demo`: a few problems, each with value, bound, gap, passes and status."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -75,7 +76,7 @@ def _network(width: int = 50, radius: float = 0.1) -> sc.Problem:
     sizes = (16, width, width, width, 1)
     layers = [
         (draw.normal(size=(m, n)) * np.sqrt(2 / n), 0.1 * draw.normal(size=m))
-        for n, m in zip(sizes[:-1], sizes[1:], strict=True)
+        for n, m in itertools.pairwise(sizes)
     ]
     centre = draw.normal(size=sizes[0])
     low, high = centre - radius, centre + radius

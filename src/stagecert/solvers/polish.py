@@ -142,7 +142,7 @@ class Polish(AbstractSolver):
     slow: float = 0.5
     inner: int = 5
     pairs: int = 20
-    rounds: int = 3
+    rounds: int = 2
     memory: int = 4
     patience: int = 60
     progress: float = 0.99

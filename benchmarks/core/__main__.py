@@ -1,0 +1,55 @@
+"""Runs the benchmarks of the core and writes their tables: `python -m benchmarks.core --help`."""
+
+import argparse
+import time
+
+import jax
+
+from benchmarks.core import chain, compiling, gradient, memory, passes, peers, records, render
+from benchmarks.core.instances import zoo
+
+PARTS = {
+    "chain": chain.run,
+    "gradient": gradient.run_cost,
+    "jacobian": lambda: gradient.run_jacobian(passes.SOLVERS[1:]),
+    "memory": memory.run,
+    "compile": compiling.run,
+    "peers": peers.run,
+}
+
+
+def _current(part: str) -> bool:
+    held = records.load(part)
+    return held is not None and held["made"]["code"] == records.code_version()
+
+
+def main() -> None:
+    """Runs what is missing or out of date, then renders the tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=("passes", *PARTS), help="parts to run")
+    parser.add_argument("--cases", nargs="+", choices=list(zoo()), help="for passes: these cases")
+    parser.add_argument("--solvers", nargs="+", choices=passes.SOLVERS, help="for passes")
+    parser.add_argument("--jobs", type=int, default=2, help="for passes: processes at a time")
+    parser.add_argument("--fresh", action="store_true", help="run again what is up to date")
+    parser.add_argument("--tables", action="store_true", help="run nothing, render the tables")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    chosen = () if options.tables else options.only or ("passes", *PARTS)
+    for part in chosen:
+        begin = time.perf_counter()
+        if part == "passes":
+            passes.run(options.fresh, options.cases, options.solvers, options.jobs)
+        elif _current(part) and not options.fresh:
+            print(f"{part}: up to date")
+            continue
+        else:
+            print(f"{part}:", flush=True)
+            PARTS[part]()
+        print(f"{part}: {time.perf_counter() - begin:.0f} s", flush=True)
+        render.write()
+    if options.tables:
+        render.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Result files: what was measured, with what, when, and by which version of the code."""
+
+import ast
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "core"
+
+# What a search runs through. Other modules (plots, checks, applications) may change without making
+# results out of date.
+_CODE = (
+    "batch.py",
+    "certificate.py",
+    "codes.py",
+    "degeneracy.py",
+    "lanes.py",
+    "pieces.py",
+    "problem.py",
+    "reformulation.py",
+    "sets.py",
+    "solving.py",
+    "tree.py",
+    "solvers/*.py",
+)
+_PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "highspy", "clarabel", "cvxpy")
+
+
+@functools.cache
+def code_version() -> str:
+    """A short hash of the searching code, blind to comments, docstrings and layout."""
+    digest = hashlib.sha256()
+    source = ROOT / "src" / "stagecert"
+    for path in sorted(path for pattern in _CODE for path in source.glob(pattern)):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [part for part in body if not _is_docstring(part)]  # type: ignore
+        digest.update(f"{path.relative_to(source)}\n{ast.dump(tree)}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def _is_docstring(node) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _cpu() -> str:
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass  # not Linux: the name from `platform` has to do
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def provenance() -> dict:
+    """With what the measurements of this run are made."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python -m benchmarks.core", *sys.argv[1:]]),
+        "code": code_version(),
+        "cpu": _cpu(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+
+
+def path_of(part: str) -> Path:
+    """The result file of a part."""
+    return RESULTS / f"{part}.json"
+
+
+def load(part: str) -> dict | None:
+    """The results of a part, or None."""
+    path = path_of(part)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def save(part: str, records: list[dict]) -> None:
+    """Writes results, in one piece, so that an interrupted run leaves a whole file."""
+    path = path_of(part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"made": provenance(), "records": records}, indent=1, allow_nan=False)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text + "\n")
+    partial.replace(path)
+
+
+def number(x) -> float | None:
+    """A float for JSON, which has no NaN and no infinities."""
+    x = float(x)
+    return x if abs(x) < float("inf") else None

@@ -1,0 +1,209 @@
+"""Examples, doctests and the code on the documentation's pages run, and their answers are true.
+
+Code blocks of a page are run in order, in one namespace. Where a `text` block follows a `python`
+block, it is what the code prints, to the letter.
+"""
+
+import contextlib
+import doctest
+import importlib
+import io
+import pkgutil
+import re
+import runpy
+from pathlib import Path
+
+import cvxpy as cp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stagecert as sc
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = ["README.md", "docs/index.md", "docs/tutorial.md", "docs/extending.md"]
+MODULES = ["stagecert", *(m.name for m in pkgutil.walk_packages(sc.__path__, "stagecert."))]
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # Pictures are drawn to files only, whatever display there is.
+    monkeypatch.setenv("MPLBACKEND", "agg")
+
+
+# -- examples -------------------------------------------------------------------------------------
+
+
+def load(name):
+    """The names that an example defines, without running it."""
+    return runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name=name)
+
+
+def optimum(objective, constraints):
+    """The value of a convex problem by Clarabel."""
+    problem = cp.Problem(cp.Minimize(objective), constraints)
+    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
+    assert problem.status == cp.OPTIMAL
+    return float(problem.value)
+
+
+def assert_solved(solution, truth, rtol=1e-6):
+    assert solution.status is sc.Status.GAP_REACHED
+    slack = 1e-8 * (1 + abs(truth))
+    assert solution.bound - slack <= truth <= solution.value + slack
+    assert solution.gap <= 1e-6 + rtol * abs(truth) + slack
+
+
+def test_every_example_is_tested_and_short():
+    tested = {name.removeprefix("test_example_") for name in globals()}
+    assert {path.stem for path in EXAMPLES} <= tested
+    for path in EXAMPLES:
+        assert len(path.read_text().splitlines()) <= 60
+
+
+def test_example_spurious_minimum(capsys):
+    solutions = load("spurious_minimum")["main"]()
+    assert not solutions["simple"].status.solved
+    assert solutions["simple"].value == 0  # still at the tip
+    assert solutions["simple"].bound <= -1  # and yet the bound is a bound
+    for name in ("safe", "greedy", "auto"):
+        assert_solved(solutions[name], -1.0, rtol=1e-4)
+    assert capsys.readouterr().out.count("GAP_REACHED") == 3
+
+
+def test_example_wedge_control(capsys):
+    example = load("wedge_control")
+    steps, dt = example["STEPS"], example["DT"]
+    force, state = cp.Variable(steps), cp.Variable((steps + 1, 2))
+    x, v = state[:, 0], state[:, 1]
+    smooth, drag = v[:-1] + dt * (force - 0.5 * v[:-1]), 0.1 * dt * (cp.square(v[:-1]) - 4)
+    truth = optimum(
+        0.05 * cp.sum_squares(force) + cp.sum_squares(state[1:]),
+        [
+            cp.abs(force) <= 1,
+            state[0] == np.array([1.0, 0.0]),
+            x[1:] == x[:-1] + dt * v[:-1],
+            smooth + drag <= v[1:],
+            v[1:] <= smooth - drag,
+        ],
+    )
+    solution = example["main"]()
+    assert_solved(solution, truth)
+    assert np.abs(solution.blocks[0][:, 1]).max() <= 2
+    assert "No violation" in capsys.readouterr().out
+
+
+def test_example_isotonic(capsys):
+    example = load("isotonic")
+    y = example["observations"]()
+    fit = cp.Variable(y.shape)
+    grows = [fit[1:] >= fit[:-1], fit[:, 1:] >= fit[:, :-1]]
+    assert_solved(example["main"](), optimum(cp.sum_squares(fit - y), grows))
+    assert "Solution" in capsys.readouterr().out
+
+
+def test_example_relu_boxes(capsys):
+    problems, solutions = load("relu_boxes")["main"]()
+    for problem, solution in zip(problems, solutions, strict=True):
+        low, high = problem.inputs.lower, problem.inputs.upper
+        before = cp.Variable(low.shape)
+        constraints = [low <= before, before <= high]
+        for stage in problem.stages:
+            weights, bias, slope, height = stage.params
+            x, after = weights @ before + bias, cp.Variable(bias.shape)
+            constraints += [after >= 0, after >= x, after <= cp.multiply(slope, x) + height]
+            before = after
+        weights, bias = problem.objective.params
+        assert_solved(solution, optimum((weights @ before + bias)[0], constraints))
+        # The relaxation is one: the network itself is never below the bound.
+        points = np.random.default_rng(0).uniform(low, high, (1000, len(low))).T
+        for stage in problem.stages:
+            points = np.maximum(stage.params[0] @ points + stage.params[1][:, None], 0)
+        assert (weights @ points + bias).min() >= solution.bound
+    assert "lower bounds" in capsys.readouterr().out
+
+
+def test_example_adversarial_mdp(capsys):
+    example = load("adversarial_mdp")
+    moves, tables, _ = example["data"]()
+    mixture = cp.Variable(example["TABLES"])
+    later, constraints = np.zeros(example["STATES"]), [mixture >= 0, cp.sum(mixture) == 1]
+    for table in tables:
+        value = cp.Variable(example["STATES"])
+        for a in range(example["ACTIONS"]):
+            constraints.append(table[:, a].T @ mixture + moves[a] @ later <= value)
+        later = value
+    assert_solved(example["main"](), optimum(later[0], constraints))
+    assert "Solution" in capsys.readouterr().out
+    assert Path("adversarial_mdp.png").stat().st_size > 1000
+
+
+# -- doctests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name):
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert results.failed == 0
+
+
+# -- pages -------------------------------------------------------------------------------------
+
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks_of(text):
+    """(line number, code, what it must print or None) for each python block."""
+    fences = list(FENCE.finditer(text))
+    for fence, following in zip(fences, [*fences[1:], None], strict=True):
+        if fence[1] != "python":
+            continue
+        expected = None
+        if following is not None and following[1] == "text":
+            between = text[fence.end() : following.start()]
+            expected = following[2] if not between.strip() else None
+        yield text.count("\n", 0, fence.start()) + 1, fence[2], expected
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_of_page(page):
+    namespace = {"__name__": "page"}
+    blocks = list(blocks_of((ROOT / page).read_text(encoding="utf-8")))
+    assert blocks
+    for line, code, expected in blocks:
+        # Blank lines in front, so that a traceback names the line of the page.
+        program = compile("\n" * line + code, page, "exec")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(program, namespace)
+        if expected is not None:
+            assert printed.getvalue() == expected, f"{page}, line {line}"
+
+
+def test_extensions_are_right(tmp_path):
+    """The classes of the page on extending do what their contracts say."""
+    namespace = {"__name__": "page"}
+    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    for line, code, _ in blocks_of(text):
+        if "class " in code:
+            exec(compile("\n" * line + code, "extending.md", "exec"), namespace)
+    rng = np.random.default_rng(0)
+    middle, radius = rng.normal(size=4), 1.5
+    ball = namespace["L1Ball"](middle, radius)
+    for key in jax.random.split(jax.random.key(0), 20):
+        inside = ball.sample(key)
+        assert jnp.sum(jnp.abs(inside - middle)) <= radius + 1e-12
+        point, gradient = rng.normal(0, 3, 4), rng.normal(size=4)
+        nearest = ball.project(point)
+        assert jnp.sum(jnp.abs(nearest - middle)) <= radius + 1e-12
+        # The projection is the point where the direction to `point` leaves the set behind.
+        assert (point - nearest) @ (inside - nearest) <= 1e-12
+        lowest = ball.minimise_linear(jnp.asarray(gradient))
+        assert jnp.sum(jnp.abs(lowest - middle)) <= radius + 1e-12
+        assert gradient @ lowest <= gradient @ inside + 1e-12
+    np.testing.assert_allclose(ball.project(middle), middle)
+    with pytest.raises(sc.ProblemError, match="radius"):
+        namespace["L1Ball"](middle, -1.0).validate()
