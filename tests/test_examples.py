@@ -5,6 +5,7 @@ block, it is what the code prints, to the letter.
 """
 
 import contextlib
+import dataclasses
 import doctest
 import importlib
 import io
@@ -23,7 +24,6 @@ import stagecert as sc
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PAGES = ["README.md", "docs/index.md", "docs/tutorial.md", "docs/extending.md"]
 MODULES = ["stagecert", *(m.name for m in pkgutil.walk_packages(sc.__path__, "stagecert."))]
 
 
@@ -168,12 +168,10 @@ def blocks_of(text):
         yield text.count("\n", 0, fence.start()) + 1, fence[2], expected
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_code_of_page(page):
+def run_page(page):
+    """Runs the blocks of a page, compares what they print, and returns the names they define."""
     namespace = {"__name__": "page"}
-    blocks = list(blocks_of((ROOT / page).read_text(encoding="utf-8")))
-    assert blocks
-    for line, code, expected in blocks:
+    for line, code, expected in blocks_of((ROOT / page).read_text(encoding="utf-8")):
         # Blank lines in front, so that a traceback names the line of the page.
         program = compile("\n" * line + code, page, "exec")
         printed = io.StringIO()
@@ -181,29 +179,88 @@ def test_code_of_page(page):
             exec(program, namespace)
         if expected is not None:
             assert printed.getvalue() == expected, f"{page}, line {line}"
+    return namespace
 
 
-def test_extensions_are_right(tmp_path):
-    """The classes of the page on extending do what their contracts say."""
-    namespace = {"__name__": "page"}
-    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-    for line, code, _ in blocks_of(text):
-        if "class " in code:
-            exec(compile("\n" * line + code, "extending.md", "exec"), namespace)
+def assert_between(solution, truth):
+    slack = 1e-8 * (1 + abs(truth))
+    assert solution.status.solved
+    assert solution.bound - slack <= truth <= solution.value + slack
+
+
+def test_readme():
+    # Equal parts from both machines: minimise 2 s - 2.5 * 3 log(1 + s), so 1 + s = 3.75.
+    assert_between(run_page("README.md")["solution"], 2 * 2.75 - 7.5 * np.log(3.75))
+
+
+def test_index():
+    assert_between(run_page("docs/index.md")["solution"], -1.0625)
+
+
+def test_tutorial():
+    names = run_page("docs/tutorial.md")
+    hours, parts, goods = cp.Variable(3), cp.Variable(3), cp.Variable()
+    made = [parts <= cp.multiply(names["rates"], cp.log1p(hours)), goods <= parts]
+    box = [hours >= 0, hours <= 8]
+    for price, solution in zip(names["prices"], names["batch"], strict=True):
+        assert_between(solution, optimum(cp.sum(hours) - price * goods, [*made, *box]))
+    orders, stock = cp.Variable(6), cp.Variable(7)
+    keeping = 0.4 * cp.pos(stock[1:]) + 3.0 * cp.neg(stock[1:])
+    truth = optimum(
+        cp.sum(orders) + 0.5 * cp.sum_squares(orders) + cp.sum(keeping),
+        [
+            orders >= 0,
+            orders <= 4,
+            stock[0] == 2,
+            stock[1:] == stock[:-1] + orders - names["demand"],
+        ],
+    )
+    assert_between(names["solution"], truth)
+
+
+def test_extending():
+    names = run_page("docs/extending.md")
+    assert_between(names["solution"], 2.25)
+    solutions = zip(names["limits"], names["batch"], names["rough"], strict=True)
+    for limit, solution, rough in solutions:
+        s = cp.Variable(3)
+        loss = 0.5 * cp.sum_squares(names["features"] @ s - names["target"])
+        truth = optimum(loss, [cp.norm1(s) <= limit])
+        assert_between(solution, truth)
+        assert_between(rough, truth)
+    assert names["one"].stats.trace.solver[-1] == "frank_wolfe"
+    assert sc.check(names["lasso"](0.3))
+    check_l1_ball(names["L1Ball"])
+
+
+def check_l1_ball(l1_ball):
     rng = np.random.default_rng(0)
     middle, radius = rng.normal(size=4), 1.5
-    ball = namespace["L1Ball"](middle, radius)
+    ball = l1_ball(middle, radius)
+
+    def inside(point):
+        return jnp.sum(jnp.abs(point - middle)) <= radius + 1e-12
+
     for key in jax.random.split(jax.random.key(0), 20):
-        inside = ball.sample(key)
-        assert jnp.sum(jnp.abs(inside - middle)) <= radius + 1e-12
+        sample = ball.sample(key)
         point, gradient = rng.normal(0, 3, 4), rng.normal(size=4)
-        nearest = ball.project(point)
-        assert jnp.sum(jnp.abs(nearest - middle)) <= radius + 1e-12
-        # The projection is the point where the direction to `point` leaves the set behind.
-        assert (point - nearest) @ (inside - nearest) <= 1e-12
-        lowest = ball.minimise_linear(jnp.asarray(gradient))
-        assert jnp.sum(jnp.abs(lowest - middle)) <= radius + 1e-12
-        assert gradient @ lowest <= gradient @ inside + 1e-12
+        nearest, lowest = ball.project(point), ball.minimise_linear(jnp.asarray(gradient))
+        assert inside(sample)
+        assert inside(nearest)
+        assert inside(lowest)
+        # What characterises a projection onto a convex set.
+        assert (point - nearest) @ (sample - nearest) <= 1e-12
+        assert gradient @ lowest <= gradient @ sample + 1e-12
     np.testing.assert_allclose(ball.project(middle), middle)
     with pytest.raises(sc.ProblemError, match="radius"):
-        namespace["L1Ball"](middle, -1.0).validate()
+        l1_ball(middle, -1.0).validate()
+
+
+def test_options_on_the_page_of_solvers():
+    """The defaults in the table of options are those of the class."""
+    text = (ROOT / "docs/solvers.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", text, re.MULTILINE))
+    fields = {field.name: field.default for field in dataclasses.fields(sc.solvers.Polish)}
+    assert {name: float(value) for name, value in table.items()} == {
+        name: float(value) for name, value in fields.items() if name not in ("patience", "progress")
+    }

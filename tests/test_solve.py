@@ -193,7 +193,7 @@ def test_bound_optimum_value_are_in_order_on_random_linear_problems(seed):
     assert solution.gap <= 1e-3 * (1 + abs(optimum)), (seed, solution)
 
 
-# -- stopping -----------------------------------------------------------------------------------------
+# -- stopping ---------------------------------------------------------------------------------------
 
 
 def lens(**options):

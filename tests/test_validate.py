@@ -92,6 +92,11 @@ BAD = {
         total,
         r"Stage 0: box has shapes \(3,\) and \(3,\), the block \(2,\)",
     ),
+    "ends of a block box of different shapes": (
+        (stage(box=(np.zeros(3), np.ones(2))),),
+        total,
+        r"ends of box have shapes \(3,\) and \(2,\)",
+    ),
     "block box that is no pair": ((stage(box=3.0),), total, r"box must be a pair"),
     "scan of no steps": ((scan(length=0),), total, r"length must be a positive whole number"),
     "feed of another length": (

@@ -5,13 +5,24 @@ import time
 
 import jax
 
-from benchmarks.core import chain, compiling, gradient, memory, passes, peers, records, render
+from benchmarks.core import (
+    chain,
+    compiling,
+    gradient,
+    memory,
+    overhead,
+    passes,
+    peers,
+    records,
+    render,
+)
 from benchmarks.core.instances import zoo
 
 PARTS = {
     "chain": chain.run,
     "gradient": gradient.run_cost,
     "jacobian": lambda: gradient.run_jacobian(passes.SOLVERS[1:]),
+    "overhead": overhead.run,
     "memory": memory.run,
     "compile": compiling.run,
     "peers": peers.run,

@@ -41,7 +41,7 @@ def pdhg_first_move(n: int) -> int:
 
 
 def pdhg_near(n: int, distance: float, limit: int) -> int | None:
-    """The first iteration after which no entry is further than `distance` from the optimum, all ones."""
+    """The first iteration after which all entries are within `distance` of one, the optimum."""
     for k, x in enumerate(pdhg_iterates(n), start=1):
         if np.abs(x - 1).max() <= distance:
             return k

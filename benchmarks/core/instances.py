@@ -1,4 +1,4 @@
-"""The zoo of the tests, and larger instances of three kinds for costs that small ones cannot show."""
+"""The zoo of the tests, and larger instances for costs that small ones cannot show."""
 
 import functools
 import importlib.util
@@ -15,14 +15,15 @@ from benchmarks.core.records import ROOT
 def zoo():
     """The cases of tests/zoo.py by name."""
     spec = importlib.util.spec_from_file_location("zoo", ROOT / "tests" / "zoo.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["zoo"] = module
     spec.loader.exec_module(module)
     return {case.name: case for case in module.CASES}
 
 
-# -- the triangle relaxation of a ReLU network --------------------------------------------------------
+# -- the triangle relaxation of a ReLU network ----------------------------------------------------
 
 
 def _before(s, z):
@@ -65,7 +66,7 @@ def relu_network(n_in=512, sizes=(512, 512, 512), eps: float = 0.05, seed: int =
     return sc.Problem(sc.Box(lowest, highest), stages, sc.Objective(_last_block, params=c))
 
 
-# -- a long horizon -----------------------------------------------------------------------------------
+# -- a long horizon -------------------------------------------------------------------------------
 
 
 def _band_lower(p, u, x):
@@ -112,7 +113,7 @@ def scan_band(steps=1000, states=20, controls=5, seed: int = 0) -> sc.Problem:
     return sc.Problem(sc.Box(-limits, limits), (stage,), objective)
 
 
-# -- one wide level of a partial order ----------------------------------------------------------------
+# -- one wide level of a partial order ------------------------------------------------------------
 
 
 def _level_lower(p, s, z):
@@ -149,7 +150,7 @@ LARGE = {
 }
 
 
-# -- the chain (eq. 3) --------------------------------------------------------------------------------
+# -- the chain (eq. 3) ----------------------------------------------------------------------------
 
 
 def _chain_lower(feed, x):

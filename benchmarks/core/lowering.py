@@ -1,4 +1,4 @@
-"""The compiled steps of a search, without running them. The one place that knows stagecert's inside."""
+"""The compiled steps of a search, without running them; knows stagecert's inside."""
 
 import equinox as eqx
 import jax

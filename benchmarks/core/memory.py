@@ -52,5 +52,7 @@ def run() -> None:
         constant, slope, deviation = fitted(BATCHES, [a["total"] for a in amounts])
         record = {"solver": name, "amounts": amounts, "constant": round(constant)}
         out.append(record | {"slope": round(slope), "deviation": round(deviation, 4)})
-        print(f"  {name}: {slope:,.0f} bytes a problem, within {deviation:.1%} of a line", flush=True)
+        print(
+            f"  {name}: {slope:,.0f} bytes a problem, within {deviation:.1%} of a line", flush=True
+        )
     records.save("memory", out)

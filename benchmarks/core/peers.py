@@ -94,7 +94,7 @@ INSTANCES = {
 
 
 def run() -> None:
-    """Times to a certified gap of RTOL, compiled before, beside the peers at their own tolerances."""
+    """Times to a certified gap, compiled before, beside the peers at their own tolerances."""
     out = []
     for label, (make, peer) in INSTANCES.items():
         problem = make()

@@ -29,7 +29,7 @@ def made(part: str) -> str:
     )
 
 
-# -- passes --------------------------------------------------------------------------------------------
+# -- passes ---------------------------------------------------------------------------------------
 
 
 def _solves() -> dict:
@@ -70,7 +70,7 @@ def _geometric(numbers) -> float:
 
 
 def summary_table() -> str:
-    """How many cases each solver brought to each level, how it ended, and passes on common cases."""
+    """How many cases each solver brought to each level, and how its searches ended."""
     solves = _solves()
     cases = _cases(solves)
     stops = ("GAP_REACHED", "STALLED", "ITERATION_LIMIT", "TIME_LIMIT")
@@ -88,7 +88,7 @@ def summary_table() -> str:
 
 
 def means_table() -> str:
-    """Geometric means of passes: on cases that all solvers bring to a level, and against the default."""
+    """Geometric means of passes: on the cases of all solvers, and against the default."""
     solves = _solves()
     cases = _cases(solves)
     at = {
@@ -180,7 +180,7 @@ def checks() -> str:
     return "\n".join(lines)
 
 
-# -- the other parts -----------------------------------------------------------------------------------
+# -- the other parts ------------------------------------------------------------------------------
 
 
 def chain_table() -> str:
@@ -209,7 +209,7 @@ def gradient_table() -> str:
         cells = []
         for name in ("gradient", "with_bound"):
             held = r[name]
-            cells += [held["time_of_minima"], held["time_of_medians"], held["operations_traced"]]
+            cells += [held["time_of_minima"], held["median_of_rounds"], held["operations_traced"]]
             cells.append("-" if held["operations_xla"] is None else held["operations_xla"])
         rows.append([r["instance"], f"{r['forward_microseconds']:,.0f} µs", *cells])
     header = ["instance", "forward"]
@@ -240,6 +240,16 @@ def jacobian_table() -> str:
         )
     header = ["instance", "variables", "largest datum", "largest traced", "largest compiled"]
     return table([*header, "dense Jacobian", "all below"], rows)
+
+
+def overhead_table() -> str:
+    """What a pass costs in a search, in units of a forward pass alone."""
+    ratios: dict = {}
+    for r in records.load("overhead")["records"]:
+        ratios.setdefault(r["instance"], {})[r["solver"]] = r["ratio"]
+    names = list(next(iter(ratios.values())))
+    rows = [[label, *(held[n] for n in names)] for label, held in ratios.items()]
+    return table(["instance", *(f"`{n}`" for n in names)], rows)
 
 
 def memory_table() -> str:
@@ -296,7 +306,15 @@ def peers_table() -> str:
         ]
         for r in records.load("peers")["records"]
     ]
-    header = ["instance", "`auto`, s", "first call, s", "certified gap", "passes", "peer", "peer, s"]
+    header = [
+        "instance",
+        "`auto`, s",
+        "first call, s",
+        "certified gap",
+        "passes",
+        "peer",
+        "peer, s",
+    ]
     return table([*header, "ratio"], rows)
 
 
@@ -310,6 +328,7 @@ SECTIONS = {
     "chain": ("chain", chain_table),
     "gradient": ("gradient", gradient_table),
     "jacobian": ("jacobian", jacobian_table),
+    "overhead": ("overhead", overhead_table),
     "memory": ("memory", memory_table),
     "compile": ("compile", compile_table),
     "peers": ("peers", peers_table),

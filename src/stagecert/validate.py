@@ -216,7 +216,11 @@ def _check_box(box, where):
     if not isinstance(box, (tuple, list)) or len(box) != 2:
         raise ProblemError(f"{where}: box must be a pair (lowest, highest).")
     _check_finite(tuple(box), f"{where}: box")
-    lowest, highest = np.broadcast_arrays(*(np.asarray(b) for b in box))
+    try:
+        lowest, highest = np.broadcast_arrays(*(np.asarray(b) for b in box))
+    except ValueError as error:
+        shapes = " and ".join(str(np.shape(b)) for b in box)
+        raise ProblemError(f"{where}: the two ends of box have shapes {shapes}.") from error
     if (lowest > highest).any():
         entry = tuple(int(i) for i in np.argwhere(lowest > highest)[0])
         raise ProblemError(

@@ -221,8 +221,9 @@ class Polish(AbstractSolver):
         at = jnp.where(state.jump, state.target, smooth.project(state.at + state.share * d))
         value, gradient, slopes = smooth.evaluate(at)
         limit = jnp.max(state.recent) + 1e-4 * state.share * slope
-        slack = 100 * jnp.finfo(value.dtype).eps * (1 + jnp.abs(state.value))
-        good = value <= jnp.where(state.jump, state.value + slack, limit)
+        # Near the optimum differences of values are rounding; the gradient still tells the way.
+        rounding = jnp.finfo(value.dtype).eps * (1 + jnp.abs(state.value))
+        good = value <= jnp.where(state.jump, state.value + 100 * rounding, limit + 4 * rounding)
         learned = state.curvature.extended(at - state.at, gradient - state.gradient)
         learned = tree.select(state.jump, state.curvature, learned)
         recent = jnp.roll(state.recent, 1).at[0].set(value)

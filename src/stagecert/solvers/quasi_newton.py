@@ -82,9 +82,11 @@ def model_step(point, gradient, times: Callable, project: Callable, first_size, 
 
     def one_round(_, carry):
         d, slope, size = jax.lax.fori_loop(0, 5, projected, carry)
-        nudge = -1e-6 * first_size * slope
+        # An entry is free if it can move downhill by a little without the set taking it back.
+        little = jnp.sqrt(jnp.finfo(d.dtype).eps)
+        nudge = -little * jnp.sign(slope)
         moved = project(point + d + nudge) - point - d
-        free = jnp.where(jnp.abs(moved - nudge) <= 1e-3 * jnp.abs(nudge), 1, 0).astype(d.dtype)
+        free = (jnp.abs(moved - nudge) <= 0.1 * little).astype(d.dtype)
         inward = _conjugate_gradients(lambda v: free * times(free * v), -free * slope)
         d, slope, _ = searched(d, slope, project(point + d + inward) - point - d)
         return d, slope, size
