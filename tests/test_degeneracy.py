@@ -23,6 +23,11 @@ from stagecert.degeneracy import (
 from stagecert.reformulation import Point, complementarity, linearise
 from stagecert.solvers import Backtracking, Safe
 
+_evaluate = eqx.filter_jit(evaluate)
+_escaped = eqx.filter_jit(escape_exact_local_min)
+_fix = eqx.filter_jit(fix_degeneracy)
+
+
 # -- Escape-Exact-Local-Min: the point stays, K_0 becomes empty -----------------------------------
 #
 # Random problems whose bounds meet at a given point x0 = (s0, z0) in some entries, with different
@@ -195,9 +200,9 @@ def test_escape_must_work_backwards():
         lambda s, z: z[1],
     )
     point = Point(jnp.array(0.0), (jnp.array(0.5), jnp.array(0.75)))
-    escaped = escape_exact_local_min(problem, point)
+    escaped = _escaped(problem, point)
     assert [float(f) for f in escaped.fractions] == [1.0, 0.0]
-    assert not any_entry(degenerate(evaluate(problem, escaped), 0))
+    assert not any_entry(degenerate(_evaluate(problem, escaped), 0))
 
 
 # -- Fix-Degeneracy against its transcription -----------------------------------------------------
@@ -291,10 +296,10 @@ def test_the_negative_part_is_not_negative():
     assert complementarity(multipliers, fractions).tolist() == [0.5, 2.25, 0.0, 0.0]
     # f = -z at the lens's tip: the fraction must be able to go up, so the entry is degenerate.
     problem = _lens(lambda s, z: -z[0])
-    seen = evaluate(problem, Point(jnp.array(1.0), (jnp.array(0.25),)))
+    seen = _evaluate(problem, Point(jnp.array(1.0), (jnp.array(0.25),)))
     assert degenerate(seen, 0)[0]
     assert degenerate_for(seen, 10.0)[0]
-    escaped = escape_exact_local_min(problem, seen.point)
+    escaped = _escaped(problem, seen.point)
     assert escaped.fractions[0] == 1
 
 
@@ -319,13 +324,13 @@ def test_omega_runs_over_later_blocks():
         lambda s, z: z[0][0] + 3 * z[0][1],
     )
     s, q = jnp.array(0.0), 0.2
-    together = fix_degeneracy(one_block, Point(s, (jnp.full(2, 0.5),)), q)
+    together = _fix(one_block, Point(s, (jnp.full(2, 0.5),)), q)
     assert together.point.fractions[0].tolist() == [0, 0]
     assert together.progress == 0.5 * (0.5 + 1.5)
-    apart = fix_degeneracy(two_blocks, Point(s, (half, half)), q)
+    apart = _fix(two_blocks, Point(s, (half, half)), q)
     assert [float(f) for f in apart.point.fractions] == [0.5, 0]
     assert apart.progress == 0.5 * 1.5
-    steps = fix_degeneracy(scanned, Point(s, (jnp.full(2, 0.5),)), q)
+    steps = _fix(scanned, Point(s, (jnp.full(2, 0.5),)), q)
     assert steps.point.fractions[0].tolist() == [0.5, 0]
     assert steps.progress == 0.5 * 1.5
 
@@ -350,22 +355,16 @@ def _lens(objective=_lens_value):
     return sc.Problem(sc.Box(jnp.asarray(-1.0), jnp.asarray(1.0)), (stage,), objective)
 
 
-@eqx.filter_jit
-def _lens_gradient(problem, s, theta):
-    seen = evaluate(problem, Point(s, (theta,)))
-    gradient = seen.gradient()
-    return seen.value, gradient.inputs, gradient.fractions[0]
-
-
 def test_derivatives_of_the_example():
     """psi_0 = (1 - 2 theta) (s^2 - 1), so d psi_0 / d s = (1 - 2 theta) 2 s."""
     problem = _lens()
     for s in (-1.0, -0.3, 0.0, 0.5, 1.0):
         for theta in (0.0, 0.2, 0.5, 0.9, 1.0):
-            value, of_s, of_theta = _lens_gradient(problem, jnp.asarray(s), jnp.asarray(theta))
-            np.testing.assert_allclose(value, (1 - 2 * theta) * (s**2 - 1), atol=1e-15)
-            np.testing.assert_allclose(of_s, (1 - 2 * theta) * 2 * s, atol=1e-15)
-            np.testing.assert_allclose(of_theta, -2 * (s**2 - 1), atol=1e-15)
+            seen = _evaluate(problem, Point(jnp.asarray(s), (jnp.asarray(theta),)))
+            gradient = seen.gradient()
+            np.testing.assert_allclose(seen.value, (1 - 2 * theta) * (s**2 - 1), atol=1e-15)
+            np.testing.assert_allclose(gradient.inputs, (1 - 2 * theta) * 2 * s, atol=1e-15)
+            np.testing.assert_allclose(gradient.fractions[0], -2 * (s**2 - 1), atol=1e-15)
 
 
 SPURIOUS = [(s, theta) for s in (-1.0, 1.0) for theta in (0.6, 0.8, 1.0)]
@@ -374,7 +373,7 @@ SPURIOUS = [(s, theta) for s in (-1.0, 1.0) for theta in (0.6, 0.8, 1.0)]
 @pytest.mark.parametrize(("s", "theta"), SPURIOUS)
 def test_projected_gradients_stay_at_spurious_minimisers(s, theta):
     problem, start = _lens(), Point(jnp.asarray(s), (jnp.asarray(theta),))
-    assert degenerate(evaluate(problem, start), 0)[0]
+    assert degenerate(_evaluate(problem, start), 0)[0]
     solution = sc.solve(problem, solver="simple", start=start)
     assert solution.value == 0
     assert solution.inputs == s
@@ -434,7 +433,7 @@ def test_safe_raises_q_tenfold_when_fixing_fails():
     unit = sc.Stage(lambda s, z: jnp.zeros(()), lambda s, z: jnp.ones(()))
     problem = sc.Problem(sc.Box(-1.0, 1.0), (unit,), _bent_objective)
     point = Point(jnp.array(0.0), (jnp.array(0.2),))
-    fixed = fix_degeneracy(problem, point, 0.5)
+    fixed = _fix(problem, point, 0.5)
     assert fixed.status == FixStatus.FAILURE
     assert fixed.point.fractions[0] == 0.2
     np.testing.assert_allclose(fixed.progress, 1)

@@ -511,6 +511,74 @@ def test_a_scanned_stage_is_its_steps_unrolled():
     assert min(moved, left) > 10
 
 
+# -- kinks ----------------------------------------------------------------------------------------
+#
+# z_i = (1 - theta) (A x + relu(x)) + theta (2 + A x - |x|) for x the block before. Compiled code
+# may evaluate an expression twice and round it differently: slopes must not hang on equalities.
+
+
+def _kinked_lower(A, s, z):
+    x = z[-1] if z else s
+    return A @ x + sc.relu(x)
+
+
+def _kinked_upper(A, s, z):
+    x = z[-1] if z else s
+    return 2 + A @ x - sc.abs(x)
+
+
+def _kinked_objective(s, z):
+    return jnp.sum(z[-1])
+
+
+def _kinked_problem(As):
+    stages = tuple(sc.Stage(_kinked_lower, _kinked_upper, params=A) for A in As)
+    return sc.Problem(sc.Box(-jnp.ones(2), jnp.ones(2)), stages, _kinked_objective)
+
+
+@eqx.filter_jit
+def _kinked_evaluation(As, s, fractions):
+    def one(As, s, fractions):
+        seen = evaluate(_kinked_problem(As), Point(s, tuple(fractions)))
+        return seen.ordinary, seen.consistent
+
+    return jax.vmap(one)(As, s, fractions)
+
+
+@eqx.filter_jit
+def _kinked_gradient(As, s, fractions):
+    def one(As, s, fractions):
+        return psi_0_and_gradient(_kinked_problem(As), Point(s, tuple(fractions)))[1]
+
+    return jax.vmap(one)(As, s, fractions)
+
+
+def test_slopes_of_kinks_survive_compilation():
+    n, count = 3, 40
+    rng = np.random.default_rng(0)
+    As, s = 0.4 * rng.normal(size=(count, n, 2, 2)), rng.uniform(-1, 1, (count, 2))
+    fractions = rng.random((count, n, 2))
+    ordinary, consistent = jax.tree.map(np.asarray, _kinked_evaluation(As, s, fractions))
+    gradient = jax.tree.map(np.asarray, _kinked_gradient(As, s, fractions))
+    for j in range(count):
+        x, steps = s[j], []
+        for A, theta in zip(As[j], fractions[j], strict=True):
+            below, above = A @ x + np.maximum(x, 0), 2 + A @ x - np.abs(x)
+            steps.append((A + np.diag(x > 0), A - np.diag(np.sign(x)), above - below))
+            x = (1 - theta) * below + theta * above
+        y, g = np.ones(2), np.ones(2)
+        for i in reversed(range(n)):
+            (d_below, d_above, width), theta = steps[i], fractions[j][i]
+            np.testing.assert_allclose(ordinary.multipliers[i][j], y, atol=1e-12)
+            np.testing.assert_allclose(gradient.fractions[i][j], y * width, atol=1e-12)
+            np.testing.assert_allclose(consistent.multipliers[i][j], g, atol=1e-12)
+            y = ((1 - theta) * y) @ d_below + (theta * y) @ d_above
+            g = np.maximum(g, 0) @ d_below + np.minimum(g, 0) @ d_above
+        np.testing.assert_allclose(ordinary.inputs[j], y, atol=1e-12)
+        np.testing.assert_allclose(gradient.inputs[j], y, atol=1e-12)
+        np.testing.assert_allclose(consistent.inputs[j], g, atol=1e-12)
+
+
 # -- where searches start; precision --------------------------------------------------------------
 
 

@@ -193,7 +193,7 @@ def test_bound_optimum_value_are_in_order_on_random_linear_problems(seed):
     assert solution.gap <= 1e-3 * (1 + abs(optimum)), (seed, solution)
 
 
-# -- stopping ---------------------------------------------------------------------------------------
+# -- stopping ------------------------------------------------------------------------------------
 
 
 def lens(**options):
@@ -252,8 +252,84 @@ def test_not_finite_is_a_status():
     )
     solution = sc.solve(problem)
     assert solution.status is sc.Status.NOT_FINITE
-    assert solution.value == 0.0  # the start was fine
+    assert -0.5 <= solution.value <= 0.0  # the best before that
     assert not np.isnan(solution.bound)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda s, z: jnp.linalg.norm(s),  # the derivative at the start is nan
+        lambda s, z: 2 * sc.relu(s[0]) - sc.relu(s[0]),  # a piece used downwards
+        lambda s, z: jnp.nan * s[0],
+        lambda s, z: jnp.inf + s[0],
+    ],
+)
+def test_nothing_proven_is_never_called_solved(objective):
+    solution = sc.solve(sc.Problem(sc.Box(-np.ones(2), np.ones(2)), (), objective))
+    assert not np.isnan(solution.bound)
+    if not np.isfinite(solution.bound):
+        assert not solution.status.solved
+        assert solution.gap == np.inf
+        assert not np.isnan(solution.relative_gap)
+
+
+def test_a_problem_that_is_not_convex_is_contradicted():
+    # -s**2 is concave: linearising it at 0.5 "proves" more than the value at 1.
+    problem = sc.Problem(sc.Box(-1.0, 1.0), (), lambda s, z: -(s**2) + 0.1 * s)
+    solution = sc.solve(problem, start=sc.Point(0.3))
+    assert solution.status is sc.Status.CONTRADICTED
+    assert not solution.status.solved
+
+
+def test_curvature_is_not_added_to_slopes_that_are_no_subgradients():
+    slope = np.array([1e-3] * 7 + [0.5])
+    problem = sc.Problem(
+        sc.Box(-np.ones(8), 1.2 * np.ones(8)),
+        (),
+        sc.Objective(
+            lambda p, s, z: 0.5 * jnp.sum(sc.abs(s) ** 2) + p @ s,
+            params=slope,
+            curvature_inputs=np.ones(8),
+        ),
+    )
+    start = sc.Point(np.array([1e-2] * 7 + [1.0]), 0.5)
+    solution = sc.solve(problem, 1e-9, 1e-9, solver="polish", start=start)
+    assert_brackets(solution, -0.5 * np.sum(slope**2))
+
+
+def test_pieces_used_downwards_prove_nothing_wrong():
+    def objective(s, z):  # relu(s) + 0.4 s, written with a piece of negative weight
+        wide = sc.max(jnp.stack([s[0], 0 * s[0], 0 * s[0] - 100.0]))
+        return 2 * wide - sc.relu(s[0]) + 0.4 * s[0]
+
+    problem = sc.Problem(sc.Box(-np.ones(1), 2 * np.ones(1)), (), objective)
+    for start in (0.05, 0.5, 2.0):
+        solution = sc.solve(
+            problem, solver=SlopeAscent(), start=sc.Point(np.array([start])), max_iterations=40
+        )
+        assert solution.bound <= -0.4
+
+
+def test_small_crossings_are_not_hidden_by_single_precision():
+    with jax.enable_x64(False):
+        problem = sc.Problem(
+            sc.Box(-1.0, 1.0),
+            (sc.Stage(lambda s, z: 1e-4 * s, lambda s, z: 0 * s),),
+            lambda s, z: -s + z[0],
+        )
+        solution = sc.solve(problem)
+    assert solution.status is sc.Status.BOUNDS_CROSSED
+    assert solution.value >= 0.0
+
+
+def test_mixed_precision_and_large_limits():
+    box = sc.Box(-np.ones(2, np.float32), np.ones(2, np.float32))
+    stage = sc.Stage(lambda p, s, z: p * s - 9, lambda p, s, z: s + 9, params=np.ones(2))
+    problem = sc.Problem(box, (stage,), lambda s, z: jnp.sum(z[0]))
+    solution = sc.solve(problem, max_iterations=2**40)
+    assert solution.status is sc.Status.GAP_REACHED
+    assert_brackets(solution, -20.0)
 
 
 def test_float32_search_is_certified_in_float64():

@@ -37,7 +37,7 @@ BAD = {
     "a block before the first": (
         (stage(lower=lambda s, z: z[-1], name="first"),),
         total,
-        r"Stage 0 \('first'\) reads block -1, but only no block comes before it",
+        r"Stage 0 \('first'\) reads block -1, but no block comes before it",
     ),
     "shapes of lower and upper": (
         (stage(upper=lambda s, z: jnp.ones(3)),),

@@ -95,7 +95,7 @@ def _measured(name: str, solver: str) -> dict:
         record = measure(name, solver)
     except Exception as error:  # a solver that raises is a result too
         record = {"case": name, "solver": solver, "error": f"{type(error).__name__}: {error}"}
-    return record | {"code": records.code_version()}
+    return record | {"code": records.code_version(solver)}
 
 
 def run(fresh: bool, cases=None, solvers=None, jobs: int = 2) -> None:
@@ -106,7 +106,7 @@ def run(fresh: bool, cases=None, solvers=None, jobs: int = 2) -> None:
     done = {(r["case"], r["solver"]): r for r in held["records"]} if held else {}
 
     def current(pair):
-        return not fresh and pair in done and done[pair]["code"] == records.code_version()
+        return not fresh and pair in done and done[pair]["code"] == records.code_version(pair[1])
 
     todo = [pair for pair in wanted if not current(pair)]
     print(f"passes: {len(todo)} of {len(wanted)} solves to run")

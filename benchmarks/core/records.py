@@ -28,17 +28,30 @@ _CODE = (
     "sets.py",
     "solving.py",
     "tree.py",
-    "solvers/*.py",
+    "solvers/base.py",
 )
+_SOLVERS = {
+    "auto": ("greedy.py", "polish.py", "quasi_newton.py"),
+    "greedy": ("greedy.py",),
+    "polish": ("polish.py", "quasi_newton.py"),
+    "accelerated": ("gradient.py",),
+    "simple": ("gradient.py",),
+    "safe": ("safe.py", "gradient.py"),
+    "slope_ascent": ("greedy.py", "slope_ascent.py"),
+}
 _PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "highspy", "clarabel", "cvxpy")
 
 
 @functools.cache
-def code_version() -> str:
-    """A short hash of the searching code, blind to comments, docstrings and layout."""
+def code_version(solver: str | None = None) -> str:
+    """A short hash of the code that a search with a solver (None: with any) runs through.
+
+    Blind to comments, docstrings and layout.
+    """
     digest = hashlib.sha256()
     source = ROOT / "src" / "stagecert"
-    for path in sorted(path for pattern in _CODE for path in source.glob(pattern)):
+    names = sorted(set().union(*_SOLVERS.values()) if solver is None else _SOLVERS[solver])
+    for path in [source / name for name in _CODE] + [source / "solvers" / name for name in names]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             body = getattr(node, "body", None)

@@ -174,9 +174,10 @@ def checks() -> str:
         lines += [f"- `{r['case']}`, `{r['solver']}`: {text}" for r, text in found]
     else:
         lines.append("Nothing not finite, no error, no status that contradicts its numbers.")
-    codes = sorted({r["code"] for r in held["records"]})
-    if len(codes) > 1:
-        lines += ["", f"**These rows were made by {len(codes)} versions of the code: run again.**"]
+    for name in passes.SOLVERS:
+        count = len({r["code"] for r in held["records"] if r["solver"] == name})
+        if count > 1:
+            lines += ["", f"**The rows of `{name}` were made by {count} versions of its code.**"]
     return "\n".join(lines)
 
 

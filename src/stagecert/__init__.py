@@ -6,10 +6,11 @@ from stagecert.check import Findings, Violation, check
 from stagecert.errors import ProblemError
 from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
 from stagecert.plotting import plot_trace
-from stagecert.problem import Objective, Problem, ScanStage, Stage
+from stagecert.problem import AbstractStage, Objective, Problem, ScanStage, Stage, StageTrace
 from stagecert.reformulation import Point
 from stagecert.sets import AbstractSet, Ball, Box, Product, Simplex
 from stagecert.solution import Solution, Stats, Status, Trace
+from stagecert.solvers import AbstractSolver
 from stagecert.solving import solve, solve_batch
 from stagecert.validate import validate
 
@@ -17,6 +18,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbstractSet",
+    "AbstractSolver",
+    "AbstractStage",
     "Anchor",
     "Ball",
     "Batch",
@@ -33,6 +36,7 @@ __all__ = [
     "Simplex",
     "Solution",
     "Stage",
+    "StageTrace",
     "Stats",
     "Status",
     "Trace",

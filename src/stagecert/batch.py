@@ -1,6 +1,7 @@
 """Many problems of one shape: how they are given, and how their solutions come back."""
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from stagecert import codes
 from stagecert.certificate import Certificate
 from stagecert.errors import ProblemError
 from stagecert.problem import Problem, as_arrays
+from stagecert.reformulation import Point
 from stagecert.solution import Solution, Stats, Status, Trace
-from stagecert.validate import validate, validate_numbers
+from stagecert.validate import validate, validate_numbers, validate_start
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ def stack(problems: Sequence[Problem]) -> Batch:
 
     Arrays that are one and the same object in all problems are shared, not copied.
     """
+    if isinstance(problems, Problem) or not isinstance(problems, Iterable):
+        raise ProblemError(
+            f"A batch is a sequence of problems, or a Batch, not {type(problems).__name__}."
+        )
     problems = list(problems)
     if not problems:
         raise ProblemError("A batch needs at least one problem.")
@@ -89,7 +95,7 @@ def stack(problems: Sequence[Problem]) -> Batch:
     for column in zip(*leaves, strict=True):
         first = column[0]
         if not isinstance(first, (np.ndarray, np.generic, jax.Array, float)):
-            if any(other is not first and other != first for other in column):
+            if any(type(other) is not type(first) or other != first for other in column):
                 raise ProblemError(
                     f"Problems of a batch must share their functions and whole numbers: {first!r} "
                     "differs. What differs goes into params, as arrays."
@@ -132,6 +138,26 @@ def validate_batch(batch: Batch) -> None:
             validate_numbers(lane)
         except ProblemError as error:
             raise ProblemError(f"Problem {index} of the batch: {error}") from error
+
+
+def validate_batch_start(batch: Batch, start) -> None:
+    """Raises ProblemError unless `start` has a row for each problem, and the first one fits."""
+    if start is None:
+        return
+    if not isinstance(start, Point):
+        raise ProblemError(f"start must be a stagecert.Point, not {type(start).__name__}.")
+    leaves = [leaf for leaf in jax.tree.leaves(start) if np.ndim(leaf) > 0]
+    for leaf in leaves:
+        if len(leaf) != batch.size:
+            raise ProblemError(
+                f"start: arrays need a leading axis with a row for each of the {batch.size} "
+                f"problems; one has shape {np.shape(leaf)}."
+            )
+        if not np.all(np.isfinite(np.asarray(leaf, float))):
+            raise ProblemError("start is not finite.")
+    validate_start(
+        batch.lane(0), jax.tree.map(lambda x: x if np.ndim(x) == 0 else np.asarray(x)[0], start)
+    )
 
 
 @dataclass(frozen=True)
@@ -180,7 +206,7 @@ class BatchSolution:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: int) -> Solution:
-        index = range(len(self))[index]
+        index = range(len(self))[operator.index(index)]
         inputs, blocks, certificate = jax.tree.map(
             lambda x: x[index], (self.inputs, self.blocks, self._certificate)
         )
@@ -240,11 +266,14 @@ def _of_lane(target, index: int) -> float | None:
 
 
 def _status(code, value, bound, atol, rtol, target, out_of_time) -> Status:
+    finite = np.isfinite(value) and np.isfinite(bound)
+    if finite and codes.contradicts(value, bound, np.finfo(float).eps):
+        return Status.CONTRADICTED
     if target is not None and bound > target:
         return Status.TARGET_PROVEN
     if target is not None and value <= target:
         return Status.TARGET_MET
-    if value - bound <= atol + rtol * abs(bound):
+    if finite and value - bound <= atol + rtol * abs(bound):
         return Status.GAP_REACHED
     if code == codes.RUNNING:
         return Status.TIME_LIMIT
@@ -252,4 +281,5 @@ def _status(code, value, bound, atol, rtol, target, out_of_time) -> Status:
         codes.OUT_OF_STEPS: Status.ITERATION_LIMIT,
         codes.CROSSED: Status.BOUNDS_CROSSED,
         codes.NOT_FINITE: Status.NOT_FINITE,
+        codes.CONTRADICTED: Status.CONTRADICTED,
     }.get(code, Status.TIME_LIMIT if out_of_time else Status.STALLED)

@@ -10,6 +10,8 @@ somebody else's business: a poor choice gives a weak bound, never a wrong one.
 import io
 import json
 import os
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +60,10 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
     """A lower bound on the optimum from any anchor and any multipliers. Two passes.
 
     Args:
-        problem: the problem; its own functions are used, never smoothed ones. anchor: where the
-        Lagrangian is linearised. multipliers: one array for each block; positive entries act on
-        lower bounds, negative ones on
-            upper bounds.
+        problem: the problem; its own functions are used, never smoothed ones.
+        anchor: where the Lagrangian is linearised.
+        multipliers: one array for each block; positive entries act on lower bounds, negative ones
+            on upper bounds.
         slopes: weights for the nonsmooth pieces (as recorded by a forward pass); None takes exact
             subgradients at the anchor.
 
@@ -71,16 +73,16 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
     ...     (sc.Stage(lambda s, z: s**2 - 1, lambda s, z: 1 - s**2),),
     ...     lambda s, z: z[0],
     ... )
-    >>> anchor = sc.Anchor(inputs=jnp.array(0.25), blocks=(jnp.array(0.0),))
+    >>> anchor = sc.Anchor(inputs=jnp.array(0.2), blocks=(jnp.array(0.0),))
     >>> round(float(sc.lower_bound(problem, anchor, (jnp.array(1.0),)).bound()), 3)
-    -1.562
+    -1.44
     """
     treatment_of = pieces.exactly_sloped if slopes is None else pieces.given_slopes
 
-    def lagrangian(inputs, blocks, slack_share):
-        treatment = treatment_of(slack_share)
+    def lagrangian(inputs, blocks, slack_shares):
+        treatment, of_objective = map(treatment_of, slack_shares)
         value, _ = problem.objective.evaluate(
-            inputs, blocks, treatment, None if slopes is None else slopes[1]
+            inputs, blocks, of_objective, None if slopes is None else slopes[1]
         )
         total, size = value, jnp.abs(value)
         for i, stage in enumerate(problem.stages):
@@ -97,26 +99,32 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
     one = jnp.ones((), jnp.result_type(*jax.tree.leaves(anchor.inputs)))
     (value, size), (of_inputs, of_blocks, slack) = jax.value_and_grad(
         lagrangian, argnums=(0, 1, 2), has_aux=True
-    )(anchor.inputs, anchor.blocks, one)
+    )(anchor.inputs, anchor.blocks, (one, one))
     return minimum_of_linearisation(
-        problem, anchor, value - slack, size + jnp.abs(slack), of_inputs, of_blocks, multipliers
+        problem, anchor, value, size, of_inputs, of_blocks, slack, multipliers
     )
 
 
 def minimum_of_linearisation(
-    problem: Problem, anchor: Anchor, value, size, of_inputs, of_blocks, multipliers
+    problem: Problem, anchor: Anchor, value, size, of_inputs, of_blocks, slack, multipliers
 ) -> BoundParts:
-    """min of value + slope . (point - anchor) (+ the objective's declared curvature).
+    """min of value - slack + slope . (point - anchor) (+ the objective's declared curvature).
 
     `of_blocks` None says that the slope in the blocks is zero by construction. `size` is the sum of
     the absolute values that went into `value`, for the rounding allowance.
     """
     eps = jnp.finfo(value.dtype).eps
+    of_stages, of_objective = slack
+    value, size = value - of_stages - of_objective, size + of_stages + of_objective
+    # The curvature adds to a tangent of the objective. Slopes that are no subgradient at the anchor
+    # (they have slack) make a line that is lower, but need not stay lower with curvature added.
+    tangent = of_objective == 0
     curvature = problem.objective.curvature_inputs
     if curvature is None:
         best = problem.inputs.minimise_linear(of_inputs)
         term = tree.dot(of_inputs, tree.subtract(best, anchor.inputs))
     else:
+        curvature = jax.tree.map(lambda c: jnp.where(tangent, c, 0), curvature)
         best, term = problem.inputs.minimise_quadratic(of_inputs, anchor.inputs, curvature)
     sizes = jax.tree.map(
         lambda g, b, a: jnp.sum(jnp.abs(g) * (jnp.abs(b) + jnp.abs(a))),
@@ -124,23 +132,26 @@ def minimum_of_linearisation(
         best,
         anchor.inputs,
     )
-    total, size = value + term, size + jax.tree.reduce(jnp.add, sizes)
+    total, size = value + term, size + jax.tree.reduce(jnp.add, sizes) + jnp.abs(term)
     charge = jnp.zeros_like(value)
     if of_blocks is not None:
         largest = jnp.zeros_like(value)
         for y in multipliers:
             largest = jnp.maximum(largest, jnp.max(jnp.abs(y), initial=0))
         for i, stage in enumerate(problem.stages):
-            term, extra = _block_minimum(problem, stage, i, of_blocks[i], anchor.blocks[i], largest)
+            term, extra = _block_minimum(
+                problem, stage, i, of_blocks[i], anchor.blocks[i], tangent, largest
+            )
             total, charge = total + term, charge + extra
+            size = size + jnp.where(jnp.isfinite(term), jnp.abs(term), 0)
     return BoundParts(total, 4 * eps * size + charge, best)
 
 
-def _block_minimum(problem, stage, index, slope, block, largest):
+def _block_minimum(problem, stage, index, slope, block, tangent, largest):
     """min of slope . d + curvature/2 d^2 over the block's box, or over everything; and a charge."""
     curvatures = problem.objective.curvature_blocks
     curvature = jnp.asarray(0.0 if curvatures is None else curvatures[index], block.dtype)
-    curvature = jnp.broadcast_to(curvature, block.shape)
+    curvature = jnp.where(tangent, jnp.broadcast_to(curvature, block.shape), 0)
     curved = curvature > 0
     newton = -slope / jnp.where(curved, curvature, 1)
     if stage.box is not None:
@@ -152,7 +163,7 @@ def _block_minimum(problem, stage, index, slope, block, largest):
         return jnp.sum(slope * step + 0.5 * curvature * step**2), jnp.zeros_like(largest)
     # Without a box and without curvature only a zero slope gives a bound. Consistent multipliers
     # make it zero up to rounding, and what rounding left is charged at the block's own magnitude.
-    negligible = jnp.abs(slope) <= 1e5 * jnp.finfo(block.dtype).eps * largest
+    negligible = jnp.abs(slope) <= 1e4 * jnp.finfo(block.dtype).eps * largest
     with_curvature = jnp.where(curved, 0.5 * slope * newton, 0)
     without = jnp.where(negligible, 0, -jnp.inf)
     charge = jnp.where(curved, 0, jnp.abs(slope) * (1 + jnp.abs(block)))
@@ -269,9 +280,16 @@ def evaluate(
     ordinary = sweeps[1] if with_gradient else None
     fixed = None if fix is None else sweeps[-1].shares
     anchor = Anchor(point.inputs, done.blocks)
-    value = lagrangian_value(done, consistent.multipliers) - consistent.slack
+    value = lagrangian_value(done, consistent.multipliers)
     parts = minimum_of_linearisation(
-        problem, anchor, value, jnp.abs(value), consistent.inputs, None, consistent.multipliers
+        problem,
+        anchor,
+        value,
+        jnp.abs(value),
+        consistent.inputs,
+        None,
+        consistent.slack,
+        consistent.multipliers,
     )
     bound = jnp.where(jnp.isnan(parts.computed), -jnp.inf, parts.computed)
     return Evaluation(
@@ -362,7 +380,15 @@ class Certificate(eqx.Module):
         try:
             with np.load(path, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
-        except (OSError, ValueError, EOFError, KeyError) as error:
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            KeyError,
+            TypeError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise ProblemError(f"{path} is not a certificate: {error}") from error
         if "structure" not in arrays or "bound" not in arrays:
             raise ProblemError(f"{path} is not a certificate: it has no header.")

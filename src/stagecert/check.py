@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert import tree
+from stagecert.errors import ProblemError
 from stagecert.problem import Problem, ScanStage, as_arrays
 from stagecert.reformulation import Point, forward_pass
 from stagecert.validate import validate
@@ -77,10 +78,12 @@ def check(problem: Problem, samples: int = 256, seed: int = 0, tolerance: float 
     ...     (sc.Stage(lambda s, z: -(s**2), lambda s, z: 1 - s),),
     ...     lambda s, z: z[0],
     ... )
-    >>> print(sc.check(wrong))
-    Stage 0: lower not convex at entry 0, by 0.998.
+    >>> print(sc.check(wrong).violations[0].kind)
+    lower not convex
     """
     validate(problem)
+    if not isinstance(samples, int) or samples < 1:
+        raise ProblemError(f"samples must be a positive whole number, not {samples!r}.")
     with jax.enable_x64(True):
         arrays = as_arrays(problem, jnp.float64)
         keys = jax.random.split(jax.random.key(seed), samples)
@@ -90,6 +93,7 @@ def check(problem: Problem, samples: int = 256, seed: int = 0, tolerance: float 
     for (kind, where), (excess, entry) in _named(problem, rows):
         worst = int(np.argmax(excess))
         if excess[worst] > 0:
+            kind = kind if np.isfinite(excess[worst]) else "not finite"
             witness = jax.tree.map(lambda x, k=worst: x[k], witnesses)
             violations.append(
                 Violation(kind, where, int(entry[worst]), float(excess[worst]), witness)
@@ -131,7 +135,8 @@ def _random_point(problem: Problem, key) -> tuple[Any, tuple]:
 def _excess(amount, size, tolerance):
     """(how much the worst entry fails by, which entry): 0 if nothing fails, inf for NaN."""
     amount, size = jnp.ravel(amount), jnp.ravel(jnp.broadcast_to(size, jnp.shape(amount)))
-    fails = jnp.where(amount > tolerance * (1 + size), amount, 0)
+    floor = 1e-12 * (1 + jnp.max(size, initial=0))  # what rounding alone may do
+    fails = jnp.where(amount > tolerance * size + floor, amount, 0)
     fails = jnp.where(jnp.isnan(amount), jnp.inf, fails)
     if fails.size == 0:
         return jnp.zeros(()), jnp.array(0)

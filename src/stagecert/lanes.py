@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from stagecert import tree
 from stagecert.certificate import Crossing, Proposal, certify, crossing_of
 from stagecert.codes import (
+    CONTRADICTED,
     CROSSED,
     MET,
     NOT_FINITE,
@@ -21,6 +22,7 @@ from stagecert.codes import (
     REACHED,
     RUNNING,
     STUCK,
+    contradicts,
 )
 from stagecert.problem import Problem
 from stagecert.reformulation import Point, forward_pass
@@ -79,9 +81,13 @@ def _absorbed(lane: Lane, found: Report, stopping: Stopping, solver: AbstractSol
     code = jnp.where(found.stuck | (stale > solver.patience), STUCK, code)
     code = jnp.where(~finite, NOT_FINITE, code)
     code = jnp.where(crossed, CROSSED, code)
-    code = jnp.where(gap <= stopping.atol + stopping.rtol * jnp.abs(bound), REACHED, code)
+    # An infinite bound proves nothing: inf <= inf must not count as a gap within tolerance.
+    within = gap <= stopping.atol + stopping.rtol * jnp.abs(bound)
+    code = jnp.where(jnp.isfinite(gap) & within, REACHED, code)
     code = jnp.where(value <= stopping.met, MET, code)
     code = jnp.where(bound > stopping.proof, PROVEN, code)
+    eps = jnp.finfo(value.dtype).eps
+    code = jnp.where(jnp.isfinite(gap) & contradicts(value, bound, eps), CONTRADICTED, code)
     return Lane(
         lane.state,
         tree.select(better, found.point, lane.point),
@@ -122,7 +128,10 @@ def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: La
     state, found = solver.init(problem, lane.point)
     lane = eqx.tree_at(lambda l: l.state, lane, state, is_leaf=lambda x: x is None)
     lane = eqx.tree_at(lambda l: l.stale, lane, jnp.zeros_like(lane.stale))
-    return _absorbed(lane, found, stopping, solver)
+    new = _absorbed(lane, found, stopping, solver)
+    # Rows that only fill up a batch stay stopped.
+    padding = lane.code == OUT_OF_STEPS
+    return eqx.tree_at(lambda l: l.code, new, jnp.where(padding, lane.code, new.code))
 
 
 def _advance(

@@ -1,5 +1,9 @@
 """Nonsmooth pieces (relu, abs, max, piecewise linear) that know how to be smoothed and linearised.
 
+Pieces must enter convex functions upwards (with a nonnegative derivative) and concave ones
+downwards, as in max(x, 0) + x**2, never 2 max(x, 0) - max(x, 0): otherwise no bound is proven
+(-inf). jax.numpy's own functions may be used in any way, and are linearised by their subgradients.
+
 Every piece is a maximum over a last axis: relu(x) = max(x, 0), abs(x) = max(x, -x). One JAX
 primitive marks that maximum in the user's functions, so that the library can re-run a function with
 the maximum *treated* in another way: smoothed for the search, or kept exact but with a chosen slope
@@ -133,6 +137,7 @@ def smooth_weights(x, width, centre):
     if x.shape[-1] == 2:
         first = jnp.clip(centre[..., 0] + (x[..., 0] - x[..., 1]) / (2 * width), 0, 1)
         return jnp.stack([first, 1 - first], axis=-1)
+    width = jnp.asarray(width)[..., None]
     # Projection of centre + x / width onto the simplex; the shift only prevents overflow.
     u = centre + (x - jnp.max(x, axis=-1, keepdims=True)) / width
     down = jnp.flip(jnp.sort(u, axis=-1), axis=-1)
@@ -169,10 +174,8 @@ def _sloped_fwd(x, weights, slack_share):
 
 def _sloped_bwd(residuals, cotangent):
     weights, slack, slack_share = residuals
-    # A piece that enters with a negative sign may not be replaced by a line from below. That is
-    # harmless only where the piece is plainly linear: one piece active, no slack.
-    linear = (jnp.max(weights, axis=-1) == 1) & (slack == 0)
-    loss = jnp.where(cotangent >= 0, cotangent * slack, jnp.where(linear, 0, jnp.inf))
+    # A piece that enters with a negative sign may not be replaced by a line from below.
+    loss = jnp.where(cotangent >= 0, cotangent * slack, jnp.inf)
     return (
         weights * cotangent[..., None],
         jnp.zeros_like(weights),
@@ -192,7 +195,7 @@ def measured(slack_share):
 
     def treat(x, datum):
         value, w = exact(x, datum)
-        return value, (jnp.mean(jnp.max(x, axis=-1) - jnp.min(x, axis=-1)), w)
+        return value, (jnp.max(x, axis=-1) - jnp.min(x, axis=-1), w)
 
     return treat
 

@@ -112,10 +112,12 @@ class ScanStage(AbstractStage):
 
     Args:
         lower: (feed_t, previous) -> state, convex. With `params`: (params_t, feed_t, previous).
-        upper: likewise, concave. length: how many steps. initial: the state before the first
-        step: an array, or an *affine* (inputs, blocks) -> array. feed: an *affine* (inputs,
-        blocks) -> arrays with leading axis `length`: what each step reads
-            of the inputs and earlier blocks. None: the steps read nothing else (feed_t is None).
+        upper: likewise, concave.
+        length: how many steps.
+        initial: the state before the first step: an array, or an *affine* function
+            (inputs, blocks) -> array.
+        feed: an *affine* (inputs, blocks) -> arrays with leading axis `length`: what each step
+            reads of the inputs and earlier blocks. None: nothing (feed_t is None).
         params: arrays with leading axis `length`.
         name: how messages call the stage.
         box: (lowest, highest), arrays that enclose the block; optional.
@@ -145,17 +147,19 @@ class ScanStage(AbstractStage):
 
     def trace(self, inputs, blocks, fractions, probe, channel, mix, treatment, data):
         initial, feed = self._start(inputs, blocks)
+        arrays, static = eqx.partition(self.params, eqx.is_array)
 
         def step(carry, slices):
             previous, channel = carry
             params, feed_t, fractions_t, probe_t, data_t = slices
+            params = eqx.combine(params, static)
             lower, upper, records = self._step(params, feed_t, previous, treatment, data_t)
             block, channel = mix(fractions_t, lower, upper, channel)
             block = block + probe_t
             return (block, channel), StageTrace(block, lower, upper, records)
 
         carry = (initial.astype(fractions.dtype), channel)
-        slices = (self.params, feed, fractions, probe, data)
+        slices = (arrays, feed, fractions, probe, data)
         (_, channel), trace = jax.lax.scan(step, carry, slices, length=self.length)
         return trace, channel
 
@@ -164,19 +168,24 @@ class ScanStage(AbstractStage):
         initial, feed = self._start(inputs, blocks)
         previous = jnp.concatenate([initial[None].astype(block.dtype), block[:-1]])
 
+        arrays, static = eqx.partition(self.params, eqx.is_array)
+
         def step(slices):
             params, feed_t, previous_t, data_t = slices
+            params = eqx.combine(params, static)
             return self._step(params, feed_t, previous_t, treatment, data_t)
 
-        return jax.vmap(step)((self.params, feed, previous, data))
+        return jax.vmap(step)((arrays, feed, previous, data))
 
     def shape(self, inputs, blocks):
         def first_step(inputs, blocks, params):
             initial, feed = self._start(inputs, blocks)
-            params, feed = jax.tree.map(lambda x: x[0], (params, feed))
+            params, feed = jax.tree.map(
+                lambda x: x[0] if hasattr(x, "shape") else x, (params, feed)
+            )
             return jnp.asarray(_with_params(self.lower, params)(feed, initial))
 
-        arrays, static = eqx.partition(self.params, eqx.is_array_like)
+        arrays, static = eqx.partition(self.params, eqx.is_array)
         out = jax.eval_shape(
             lambda i, b, p: first_step(i, b, eqx.combine(p, static)), inputs, blocks, arrays
         )
@@ -191,7 +200,8 @@ class Objective(eqx.Module):
         params: arrays, as in Stage.
         curvature_inputs: numbers c >= 0, of the shape of the inputs or broadcast to it, such that
             function - 1/2 sum(c * inputs**2) - (the same for the blocks) is still convex. Bounds
-            use it, and shrink the gap of strongly convex problems many times over.
+            use it, and shrink the gap of strongly convex problems many times over. (Where slopes
+            of the objective's own nonsmooth pieces are no subgradients, they do without.)
         curvature_blocks: a tuple with such numbers for each stage.
     """
 

@@ -60,14 +60,15 @@ class Sweep(eqx.Module):
     shares: the fractions with which cotangents went to the upper bounds (theta-hat).
     inputs: the cotangent at the inputs (grad_s psi_0 for the ordinary rule).
     moved: omega_0 = sum |theta - shares| * width.
-    slack: by how much slopes chosen for nonsmooth pieces lower the linearisation.
+    slack: by how much slopes chosen for nonsmooth pieces lower the linearisation: those of the
+        stages, and those of the objective.
     """
 
     multipliers: tuple
     shares: tuple
     inputs: Any
     moved: Any
-    slack: Any
+    slack: tuple
 
 
 @jax.custom_vjp
@@ -124,7 +125,8 @@ def full_point(problem: Problem, start: Point | None, dtype) -> Point:
     return Point(problem.inputs.project(inputs), fractions)
 
 
-def _run(problem, inputs, fractions, probes, channel, treatment, data) -> tuple[ForwardPass, Any]:
+def _run(problem, inputs, fractions, probes, channel, treatments, data) -> tuple[ForwardPass, Any]:
+    of_stages, of_objective = treatments
     traces: tuple = ()
     for index, stage in enumerate(problem.stages):
         trace, channel = stage.trace(
@@ -134,13 +136,13 @@ def _run(problem, inputs, fractions, probes, channel, treatment, data) -> tuple[
             probes[index],
             channel,
             mix,
-            treatment,
+            of_stages,
             None if data is None else data[0][index],
         )
         traces = (*traces, trace)
     blocks = tuple(t.block for t in traces)
     value, records = problem.objective.evaluate(
-        inputs, blocks, treatment, None if data is None else data[1]
+        inputs, blocks, of_objective, None if data is None else data[1]
     )
     lower, upper = tuple(t.lower for t in traces), tuple(t.upper for t in traces)
     return ForwardPass(
@@ -158,7 +160,8 @@ def forward_pass(
     """Runs the stages at a point. One pass."""
     zeros = jax.tree.map(jnp.zeros_like, point.fractions)
     dtype = jnp.result_type(*jax.tree.leaves(point.inputs))
-    return _run(problem, point.inputs, point.fractions, zeros, _channel(dtype), treatment, data)[0]
+    treatments = (treatment, treatment)
+    return _run(problem, point.inputs, point.fractions, zeros, _channel(dtype), treatments, data)[0]
 
 
 def forward(problem: Problem, inputs, fractions) -> tuple:
@@ -184,9 +187,9 @@ def linearise(
     """
     dtype = jnp.result_type(*jax.tree.leaves(point.inputs))
 
-    def run(inputs, fractions, probes, channel, slack_share):
-        treatment = None if treatment_of is None else treatment_of(slack_share)
-        done, channel = _run(problem, inputs, fractions, probes, channel, treatment, data)
+    def run(inputs, fractions, probes, channel, slack_shares):
+        treatments = tuple(None if treatment_of is None else treatment_of(s) for s in slack_shares)
+        done, channel = _run(problem, inputs, fractions, probes, channel, treatments, data)
         return (done.value, channel), done
 
     zeros = jax.tree.map(jnp.zeros_like, point.fractions)
@@ -196,7 +199,7 @@ def linearise(
         point.fractions,
         zeros,
         _channel(dtype),
-        jnp.ones((), dtype),
+        (jnp.ones((), dtype), jnp.ones((), dtype)),
         has_aux=True,
     )
 

@@ -82,6 +82,14 @@ class AbstractSet(eqx.Module):
         return x, value - jnp.minimum(within, jnp.where(is_curved, anywhere, jnp.inf))
 
 
+def _numbers(value: Any) -> Any:
+    """Lists and whole numbers, as people type them, as floating-point numbers; arrays as given."""
+    if isinstance(value, (list, tuple)) or (isinstance(value, int) and not isinstance(value, bool)):
+        array = np.asarray(value)
+        return array.astype(float) if array.dtype.kind in "iuf" else value
+    return value
+
+
 class Box(AbstractSet):
     """The points with `lower <= x <= upper`.
 
@@ -92,8 +100,8 @@ class Box(AbstractSet):
     [1.0, 0.5]
     """
 
-    lower: Any
-    upper: Any
+    lower: Any = eqx.field(converter=_numbers)
+    upper: Any = eqx.field(converter=_numbers)
 
     def project(self, point: Point) -> jax.Array:
         lower, upper, point = _floats(self.lower, self.upper, point)
@@ -145,8 +153,8 @@ class Ball(AbstractSet):
     [0.0, 5.0]
     """
 
-    middle: Any
-    radius: Any
+    middle: Any = eqx.field(converter=_numbers)
+    radius: Any = eqx.field(converter=_numbers)
 
     def project(self, point: Point) -> jax.Array:
         middle, radius, point = _floats(self.middle, self.radius, point)
@@ -196,7 +204,7 @@ class Simplex(AbstractSet):
     """
 
     size: int = eqx.field(static=True, converter=_unwrap)
-    total: Any = 1.0
+    total: Any = eqx.field(default=1.0, converter=_numbers)
 
     def project(self, point: Point) -> jax.Array:
         total, point = _floats(self.total, point)

@@ -22,6 +22,11 @@ class Status(enum.Enum):
         "A lower bound exceeds its upper bound at a point the search met, so feasible points "
         "cannot be built stage by stage; the lower bound on the optimum is still valid."
     )
+    CONTRADICTED = (
+        "The lower bound exceeds the value of a feasible point, so the problem is not what it was "
+        "declared to be (convex objective and lower bounds, concave upper bounds, curvature); "
+        "stagecert.check looks for the place."
+    )
     NOT_FINITE = "An evaluation was not finite; value and bound are the best found before that."
 
     @property
@@ -51,9 +56,9 @@ class Stats:
     """What a solve cost.
 
     Attributes:
-        iterations: steps of the solvers. passes: forward or backward passes over the stages that
-        the search made; certifying its result
-            in float64 takes five more.
+        iterations: steps of the solvers.
+        passes: forward or backward passes over the stages that the search made; certifying its
+            result in float64 takes five more.
         seconds: wall time, compilation included; of the whole batch for `solve_batch`.
         trace: one entry for each iteration.
     """
@@ -95,6 +100,8 @@ class Solution:
     @property
     def relative_gap(self) -> float:
         """gap / max(|bound|, |value|), or 0 if the gap is 0."""
+        if not np.isfinite(self.gap):
+            return float("inf")
         scale = max(abs(self.bound), abs(self.value))
         return self.gap / scale if self.gap > 0 else 0.0
 

@@ -17,8 +17,9 @@ from stagecert.batch import (
     rows_of,
     stack,
     validate_batch,
+    validate_batch_start,
 )
-from stagecert.codes import MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
+from stagecert.codes import CROSSED, MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.errors import ProblemError
 from stagecert.lanes import (
     CHUNK,
@@ -42,7 +43,7 @@ from stagecert.solvers import (
     Simple,
     SlopeAscent,
 )
-from stagecert.validate import validate, validate_options, validate_start
+from stagecert.validate import validate, validate_options, validate_start, validate_target
 
 
 def named_solver(solver) -> tuple[AbstractSolver, ...]:
@@ -69,8 +70,7 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
     )
 
 
-# -- the loop on the host
-# ---------------------------------------------------------------------------
+# -- the loop on the host -------------------------------------------------------------------------
 
 
 class _Search:
@@ -183,8 +183,7 @@ class _Clock:
         return self.limit is not None and self.seconds() > self.limit
 
 
-# -- what users call
-# ----------------------------------------------------------------------------------
+# -- what users call ------------------------------------------------------------------------------
 
 
 def solve(
@@ -250,10 +249,10 @@ def solve_batch(
     """Solves many problems of one shape at once, each with its own steps, stopping and status.
 
     Args:
-        problems: a `Batch`, or problems that differ in their arrays only (see `stack`). target:
-        one number, or one for each problem. start: a Point whose arrays have a leading axis of
-        problems, or whose fractions are a number. progress: True draws a progress bar; a function
-        is called with (finished, all).
+        problems: a `Batch`, or problems that differ in their arrays only (see `stack`).
+        target: one number, or one for each problem.
+        start: a Point whose arrays have a leading axis of problems; plain numbers are for all.
+        progress: True draws a progress bar; a function is called with (finished, all).
 
     The other arguments are those of `solve`; `time_limit` is for the whole batch.
 
@@ -265,6 +264,7 @@ def solve_batch(
     """
     batch = problems if isinstance(problems, Batch) else stack(problems)
     validate_batch(batch)
+    validate_batch_start(batch, start)
     return _solve(
         batch.problem, batch.axes, batch.size, start, atol, rtol, solver, target,
         max_iterations, time_limit, progress,
@@ -275,11 +275,12 @@ def _solve(
     problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress
 ) -> BatchSolution:
     validate_options(atol, rtol, max_iterations, time_limit)
+    target = validate_target(target, size)
     solvers = named_solver(solver)
     clock = _Clock(time_limit)
-    arrays = as_arrays(problem)
+    dtype = _common_dtype(problem)
+    arrays = as_arrays(problem, dtype)
     points = _starting_points(arrays, axes, size, start)
-    dtype = jnp.result_type(*jax.tree.leaves(points.inputs))
 
     def each(value):
         return jnp.broadcast_to(jnp.asarray(value, dtype), (size,))
@@ -290,12 +291,16 @@ def _solve(
         each(jnp.inf if target is None else goal),
     )
     stopping = Stopping(
-        each(atol), each(rtol), met, proof, jnp.full((size,), max_iterations, jnp.int32)
+        each(atol),
+        each(rtol),
+        met,
+        proof,
+        jnp.full((size,), min(max_iterations, 2**31 - 1), jnp.int32),
     )
     with _shown(progress, size) as show:
         search = _Search(arrays, axes, solvers, clock, show)
         search.run(points, stopping)
-        eps = float(jnp.finfo(dtype).eps)
+        eps = _data_eps(problem)
         certified = _certified(problem, axes, search.kept, eps)
         # The search stops on bounds in its own precision. Where float64 disagrees, search on for
         # more.
@@ -319,24 +324,41 @@ def _solve(
     )  # fmt: skip
 
 
+def _data_eps(problem) -> float:
+    """The relative accuracy of the problem's own numbers: bounds may cross by a little of that."""
+    sizes = [leaf.dtype for leaf in jax.tree.leaves(problem) if hasattr(leaf, "dtype")]
+    single = [d for d in sizes if jnp.issubdtype(d, jnp.floating) and d != np.float64]
+    # Data computed in float32 is in order only up to float32's rounding; a few units of it.
+    return 0.032 * float(jnp.finfo(np.float32).eps) if single else float(np.finfo(float).eps)
+
+
+def _common_dtype(problem):
+    """One floating-point type for all arrays of the search."""
+    leaves = [leaf for leaf in jax.tree.leaves(as_arrays(problem)) if hasattr(leaf, "dtype")]
+    floating = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.promote_types(jnp.result_type(*floating), jnp.float32)
+
+
 def _starting_points(problem, axes, size, start) -> Point:
     """Complete starting points with a leading axis of lanes."""
-    given = start if start is not None else Point()
+    given = as_arrays(Point() if start is None else start)
     # A plain number for all fractions is shared; arrays have a leading axis of lanes.
     axis = jax.tree.map(lambda x: None if np.ndim(x) == 0 else 0, given)
+    return _start_points(axes, problem, axis, given, size)
 
-    def one(p, inputs, fractions):
-        dtype = jnp.result_type(*jax.tree.leaves(p.inputs.centre()))
-        return full_point(p, Point(inputs, fractions), dtype)
 
+@eqx.filter_jit
+def _start_points(axes, problem, axis, given, size: int) -> Point:
     arrays, static = eqx.partition(problem, eqx.is_array)
-    return eqx.filter_jit(
-        lambda arrays, given: jax.vmap(
-            lambda a, i, f: one(eqx.combine(a, static), i, f),
-            in_axes=(axes, axis.inputs, axis.fractions),
-            axis_size=size,
-        )(arrays, given.inputs, given.fractions)
-    )(arrays, given)
+
+    def one(arrays, inputs, fractions):
+        lane = eqx.combine(arrays, static)
+        dtype = jnp.result_type(*jax.tree.leaves(lane.inputs.centre()))
+        return full_point(lane, Point(inputs, fractions), dtype)
+
+    return jax.vmap(one, in_axes=(axes, axis.inputs, axis.fractions), axis_size=size)(
+        arrays, given.inputs, given.fractions
+    )
 
 
 def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
@@ -346,13 +368,14 @@ def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
         done, crossing, certificate, bound, points = certify_lanes(
             axes, problem, points, proposals, eps
         )
+        crossing = jax.tree.map(np.asarray, crossing)
         value = np.array(done.value, np.float64)
-        bad = (
-            ~np.isfinite(np.asarray(kept.value))
-            | ~np.isfinite(value)
-            | (np.asarray(crossing.amount) > 0)
-        )
-        value[bad] = np.inf
+        value[~np.isfinite(kept.value) | ~np.isfinite(value) | (crossing.amount > 0)] = np.inf
+        # A crossing that the search's precision did not resolve ends the search here.
+        newly = (crossing.amount > 0) & np.isfinite(kept.value)
+        kept.code[newly] = CROSSED
+        for name in ("amount", "stage", "entry"):
+            getattr(kept.crossing, name)[newly] = getattr(crossing, name)[newly]
         return Certified(
             value,
             np.array(bound, np.float64),
@@ -367,8 +390,10 @@ def _not_yet(kept: Lane, certified, atol, rtol, target) -> np.ndarray:
 
 
 def _confirmed(certified, atol, rtol, target) -> np.ndarray:
+    finite = np.isfinite(certified.value) & np.isfinite(certified.bound)
     with np.errstate(invalid="ignore"):
         good = certified.value - certified.bound <= atol + rtol * np.abs(certified.bound)
+    good = good & finite
     if target is not None:
         good = good | (certified.bound > target) | (certified.value <= target)
     return good

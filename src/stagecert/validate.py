@@ -1,6 +1,7 @@
 """Bad input becomes one clear exception before any work."""
 
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.problem import AbstractStage, Problem, ScanStage, as_arrays
+from stagecert.reformulation import Point
 from stagecert.sets import AbstractSet
 
 
@@ -19,9 +21,9 @@ class _Earlier(tuple):
 
     def __getitem__(self, index):
         if isinstance(index, int) and not -len(self) <= index < len(self):
-            have = f"blocks 0 to {len(self) - 1} come" if len(self) else "no block comes"
+            have = f"only blocks 0 to {len(self) - 1} come" if len(self) else "no block comes"
             raise ProblemError(
-                f"{self.where} reads block {index}, but only {have} before it. A stage may read "
+                f"{self.where} reads block {index}, but {have} before it. A stage may read "
                 "the inputs and earlier blocks only; put the stages in order."
             )
         return super().__getitem__(index)
@@ -50,10 +52,15 @@ def first_bad_entry(array) -> tuple[tuple[int, ...], float] | None:
 
 def _check_finite(tree: Any, what: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not isinstance(leaf, (np.ndarray, np.generic, jax.Array, float)):
+        if not isinstance(leaf, (np.ndarray, np.generic, jax.Array, float, complex)):
             continue
         place = f"{what}{jax.tree_util.keystr(path)}"
         array = np.asarray(leaf)
+        if array.dtype.kind in "OUSMmV" or array.dtype == np.longdouble != np.float64:
+            raise ProblemError(
+                f"{place} has dtype {array.dtype}, which JAX cannot use; give numbers, float64 or "
+                "float32."
+            )
         if np.issubdtype(array.dtype, np.complexfloating):
             raise ProblemError(
                 f"{place} is complex ({array.dtype}); stagecert works on real numbers."
@@ -168,7 +175,7 @@ def _check_pair(lower, upper, where):
 
 
 def _validate_scan(stage: ScanStage, where, inputs, blocks):
-    if not isinstance(stage.length, int) or stage.length < 1:
+    if not isinstance(stage.length, numbers.Integral) or int(stage.length) < 1:
         raise ProblemError(
             f"{where}: length must be a positive whole number, not {stage.length!r}."
         )
@@ -215,6 +222,9 @@ def _validate_scan(stage: ScanStage, where, inputs, blocks):
 def _check_box(box, where):
     if not isinstance(box, (tuple, list)) or len(box) != 2:
         raise ProblemError(f"{where}: box must be a pair (lowest, highest).")
+    for end in box:
+        if np.asarray(end).dtype.kind not in "fiu":
+            raise ProblemError(f"{where}: box must hold numbers, not {end!r}.")
     _check_finite(tuple(box), f"{where}: box")
     try:
         lowest, highest = np.broadcast_arrays(*(np.asarray(b) for b in box))
@@ -278,23 +288,41 @@ def _validate_curvature(problem, inputs, blocks):
 def validate_options(atol, rtol, max_iterations, time_limit) -> None:
     """Raises ProblemError for tolerances and limits that make no sense."""
     for name, value in (("atol", atol), ("rtol", rtol)):
-        if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+        if not (isinstance(value, numbers.Real) and math.isfinite(value) and float(value) >= 0):
             raise ProblemError(f"{name} must be a finite number >= 0, not {value!r}.")
-    if not (isinstance(max_iterations, int) and max_iterations >= 0):
+    whole = isinstance(max_iterations, numbers.Integral) and not isinstance(max_iterations, bool)
+    if not (whole and int(max_iterations) >= 0):
         raise ProblemError(f"max_iterations must be a whole number >= 0, not {max_iterations!r}.")
-    if time_limit is not None and not (isinstance(time_limit, (int, float)) and time_limit > 0):
+    timed = time_limit is None or (isinstance(time_limit, numbers.Real) and float(time_limit) > 0)
+    if not timed:
         raise ProblemError(f"time_limit must be a positive number of seconds, not {time_limit!r}.")
+
+
+def validate_target(target, size: int):
+    """The target as a number or one number for each problem; ProblemError if it is neither."""
+    if target is None:
+        return None
+    try:
+        array = np.asarray(target, float)
+    except (TypeError, ValueError) as error:
+        raise ProblemError(f"target must be a number, not {target!r}.") from error
+    if array.shape not in ((), (size,)):
+        raise ProblemError(f"target has shape {array.shape} for {size} problem(s).")
+    if np.isnan(array).any():
+        raise ProblemError("target is nan.")
+    return float(array) if array.ndim == 0 else array
 
 
 def validate_start(problem: Problem, start) -> None:
     """Raises ProblemError unless `start` fits the problem."""
-    from stagecert.reformulation import Point
-
     if start is None:
         return
     if not isinstance(start, Point):
         raise ProblemError(f"start must be a stagecert.Point, not {type(start).__name__}.")
     arrays = as_arrays(problem)
+    for leaf in jax.tree.leaves((start.inputs, start.fractions)):
+        if not np.issubdtype(np.asarray(leaf).dtype, np.number):
+            raise ProblemError(f"start must hold numbers, not {leaf!r}.")
     _check_finite((start.inputs, start.fractions), "start")
     if start.inputs is not None:
         like = jax.eval_shape(arrays.inputs.centre)
@@ -309,10 +337,12 @@ def validate_start(problem: Problem, start) -> None:
                 f"start: {len(start.fractions)} arrays of fractions for {len(shapes)} stages."
             )
         for i, (shape, given) in enumerate(zip(shapes, start.fractions, strict=True)):
-            try:
-                np.broadcast_to(np.asarray(given), shape.shape)
-            except ValueError as error:
+            if np.shape(given) not in ((), shape.shape):
                 raise ProblemError(
                     f"start: fractions of stage {i} have shape {np.shape(given)}, the block "
                     f"{shape.shape}."
-                ) from error
+                )
+    elif start.fractions is None or np.ndim(start.fractions) != 0:
+        raise ProblemError(
+            "start: fractions must be one number, or a tuple with one array a stage."
+        )

@@ -25,22 +25,23 @@ from stagecert.reformulation import Point, psi_0_and_gradient
 from stagecert.solvers.base import AbstractSolver, project, report
 from stagecert.solvers.quasi_newton import Curvature, model_step
 
+UNIT_FLOOR = 0.1
+
 
 def smoothing_data(records):
     """For every nonsmooth piece (its unit of length, weights in the middle of the simplex).
 
     The unit is how far apart the piece's arguments were when `records` were made (pieces.measured).
-    Steps of a scanned stage share their unit.
     """
     means = [jnp.mean(unit) for unit, _ in jax.tree.leaves(records, is_leaf=_is_datum)]
     largest = jnp.max(jnp.stack(means)) if means else 1.0
-    # Arguments may happen to coincide at this point; their unit must not be zero.
-    floor = jnp.where(largest > 0, 1e-3 * largest, 1)
 
     def datum(record):
         unit, weights = record
-        shared = jnp.maximum(jnp.full_like(unit, jnp.mean(unit)), floor)
-        return shared, jnp.full_like(weights, 1 / weights.shape[-1])
+        # Arguments may happen to coincide at this point; their unit must not be zero.
+        mean = jnp.mean(unit)
+        mean = jnp.where(mean > 0, mean, jnp.where(largest > 0, 1e-3 * largest, 1))
+        return jnp.hypot(unit, UNIT_FLOOR * mean), jnp.full_like(weights, 1 / weights.shape[-1])
 
     return jax.tree.map(datum, records, is_leaf=_is_datum)
 
@@ -162,7 +163,7 @@ class Polish(AbstractSolver):
             jnp.zeros_like(at),
             slopes,
             jnp.full((self.memory,), infinity),
-            Curvature.none(self.pairs, at),
+            Curvature.none(min(self.pairs, at.size), at),
             jnp.ones_like(infinity),
             tau,
             data,
