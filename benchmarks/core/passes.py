@@ -44,7 +44,7 @@ def measure(name: str, solver: str) -> dict:
     return {
         "case": name,
         "solver": solver,
-        "smooth": case.smooth,
+        "pieces": bool(jax.tree.leaves(solution.certificate.slopes)),
         "to_gap": first_at(value - bound, np.abs(bound), passes),
         "bound_to_optimum": first_at(optimum - bound, abs(optimum), passes),
         "optimum": optimum,
@@ -75,7 +75,7 @@ def suspicions(record: dict) -> list[str]:
             found.append(f"bound {bound - optimum:.2g} above the optimum")
         if record["to_gap"][-1] is not None and record["status"] != "GAP_REACHED":
             found.append(f"the trace reached the gap, the status says {record['status']}")
-    if record["status"] in ("NOT_FINITE", "BOUNDS_CROSSED"):
+    if record["status"] not in ("GAP_REACHED", "STALLED", "ITERATION_LIMIT", "TIME_LIMIT"):
         found.append(record["status"])
     if not record["monotone"]:
         found.append("the trace is not monotone")

@@ -142,10 +142,8 @@ def slope_table() -> str:
     rows = []
     for case in _cases(solves):
         own = solves.get((case, "slope_ascent"))
-        if own is None or "error" in own or "slope_ascent" not in own["used"]:
+        if own is None or "error" in own or not own["pieces"]:
             continue
-        if own["iterations"] <= 2 and own["status"] == "STALLED":
-            continue  # no slopes to choose: the solver gives up at once
         far = (own["optimum"] - own["bound"]) / abs(own["optimum"])
         cells = [
             _shown(solves[case, n]["bound_to_optimum"]) if (case, n) in solves else "-"
@@ -346,7 +344,8 @@ def write() -> None:
         if records.load(part) is None:
             body = f"*Not measured yet: `python -m benchmarks.core --only {part}`.*"
         else:
-            body = f"{make()}\n\n{made(part)}"
+            # The first section of a part says where its numbers come from.
+            body = f"{make()}\n\n{made(part)}" if name == part else make()
         pattern = re.escape(begin) + ".*?" + re.escape(end)
         text = re.sub(pattern, lambda _, b=body: f"{begin}\n\n{b}\n\n{end}", text, flags=re.DOTALL)  # noqa: B023
     PAGE.write_text(text)

@@ -23,7 +23,7 @@ from stagecert.certificate import evaluate, passes_of_evaluate
 from stagecert.problem import Problem
 from stagecert.reformulation import Point, psi_0_and_gradient
 from stagecert.solvers.base import AbstractSolver, project, report
-from stagecert.solvers.quasi_newton import Curvature, model_step
+from stagecert.solvers.quasi_newton import Curvature, bends, model_step
 
 UNIT_FLOOR = 0.1
 
@@ -221,11 +221,13 @@ class Polish(AbstractSolver):
         slope = state.gradient @ d
         at = jnp.where(state.jump, state.target, smooth.project(state.at + state.share * d))
         value, gradient, slopes = smooth.evaluate(at)
-        limit = jnp.max(state.recent) + 1e-4 * state.share * slope
+        step, turn = at - state.at, gradient - state.gradient
+        bent = bends(step, turn)
+        limit = jnp.max(state.recent) + 1e-4 * (state.gradient @ step)
         # Near the optimum differences of values are rounding; the gradient still tells the way.
         rounding = jnp.finfo(value.dtype).eps * (1 + jnp.abs(state.value))
         good = value <= jnp.where(state.jump, state.value + 100 * rounding, limit + 4 * rounding)
-        learned = state.curvature.extended(at - state.at, gradient - state.gradient)
+        learned = state.curvature.extended(step, turn, bent)
         learned = tree.select(state.jump, state.curvature, learned)
         recent = jnp.roll(state.recent, 1).at[0].set(value)
         taken = PolishState(
@@ -235,7 +237,8 @@ class Polish(AbstractSolver):
             slopes,
             jnp.where(state.jump, value, recent),
             learned,
-            jnp.ones_like(state.share),
+            # A step along which the gradient does not grow could have been longer.
+            jnp.where(bent | state.jump, 1, jnp.minimum(2 * state.share, 1e8)),
             state.tau,
             state.data,
             state.hidden,

@@ -14,6 +14,12 @@ import jax
 import jax.numpy as jnp
 
 
+def bends(step, turn):
+    """Whether the gradient grows along a step, by more than rounding."""
+    eps = jnp.finfo(step.dtype).eps
+    return step @ turn > jnp.sqrt(eps) * jnp.linalg.norm(step) * jnp.linalg.norm(turn)
+
+
 class Curvature(eqx.Module):
     """The last steps and the changes of the gradient along them; rows of zeros are unused."""
 
@@ -26,10 +32,8 @@ class Curvature(eqx.Module):
         empty = jnp.zeros((memory, like.size), like.dtype)
         return Curvature(empty, empty)
 
-    def extended(self, step, turn) -> "Curvature":
-        """With one more pair, if it bends upwards; the oldest is forgotten."""
-        eps = jnp.finfo(step.dtype).eps
-        bent = step @ turn > jnp.sqrt(eps) * jnp.linalg.norm(step) * jnp.linalg.norm(turn)
+    def extended(self, step, turn, bent) -> "Curvature":
+        """With one more pair if it is `bent`; the oldest is forgotten."""
         steps = jnp.roll(self.steps, -1, axis=0).at[-1].set(step)
         turns = jnp.roll(self.turns, -1, axis=0).at[-1].set(turn)
         return Curvature(jnp.where(bent, steps, self.steps), jnp.where(bent, turns, self.turns))
