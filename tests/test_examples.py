@@ -168,6 +168,23 @@ def blocks_of(text):
         yield text.count("\n", 0, fence.start()) + 1, fence[2], expected
 
 
+NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?")
+
+
+def assert_same_output(printed: str, expected: str, where: str) -> None:
+    """Equal text, and numbers equal up to two units of their last printed digit.
+
+    Solutions are shown rounded, and a value on the edge of rounding may be shown either way.
+    """
+    words = [" ".join(NUMBER.sub("#", text).split()) for text in (printed, expected)]
+    assert words[0] == words[1], f"{where}: {printed!r} is not {expected!r}"
+    pairs = zip(NUMBER.findall(printed), NUMBER.findall(expected), strict=True)
+    for seen, wanted in pairs:
+        digits = len(wanted.partition(".")[2]) if "e" not in wanted else 0
+        unit = 10.0**-digits if "." in wanted else 0.0
+        assert abs(float(seen) - float(wanted)) <= 2 * unit, f"{where}: {seen}, not {wanted}"
+
+
 def run_page(page):
     """Runs the blocks of a page, compares what they print, and returns the names they define."""
     namespace = {"__name__": "page"}
@@ -178,7 +195,7 @@ def run_page(page):
         with contextlib.redirect_stdout(printed):
             exec(program, namespace)
         if expected is not None:
-            assert printed.getvalue() == expected, f"{page}, line {line}"
+            assert_same_output(printed.getvalue(), expected, f"{page}, line {line}")
     return namespace
 
 

@@ -25,7 +25,9 @@ from stagecert.reformulation import Point, psi_0_and_gradient
 from stagecert.solvers.base import AbstractSolver, project, report
 from stagecert.solvers.quasi_newton import Curvature, bends, model_step
 
-UNIT_FLOOR = 0.1
+# Units are per entry, so that badly scaled rows are smoothed in their own measure, but no smaller
+# than this share of the mean of their piece.
+UNIT_FLOOR = 0.5
 
 
 def smoothing_data(records):

@@ -1,0 +1,508 @@
+"""Lower bounds are lower bounds: for any anchor, any multipliers, any slopes, on every known problem.
+
+The optima come from tests/zoo.py, which does not use stagecert to find them.
+"""
+
+import io
+from functools import lru_cache
+
+import equinox as eqx
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zoo import CASES
+
+import stagecert as sc
+from stagecert.certificate import as_drawn, certify, duality_gap, evaluate
+from stagecert.reformulation import Point
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def named(*names):
+    cases = [case for case in CASES if case.name in names]
+    assert len(cases) == len(names)
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def rounding_of(value):
+    return 1e-9 * (1 + abs(value))
+
+
+@lru_cache
+def problem_of(case):
+    return case.make()
+
+
+def strip_curvature(problem):
+    objective = sc.Objective(problem.objective.function, params=problem.objective.params)
+    return sc.Problem(problem.inputs, problem.stages, objective)
+
+
+# -- random anchors, multipliers and slopes -------------------------------------------------------
+
+# (how far the anchor is moved, relative and absolute noise on the multipliers, as drawn?)
+KINDS = [
+    (moved, relative, absolute, drawn)
+    for moved in (0.0, 0.1, 3.0)
+    for relative, absolute in ((0.0, 0.0), (0.2, 0.0), (0.0, 1.0), (3.0, 10.0))
+    for drawn in (False, True)
+]
+EACH = 3
+
+
+def _noise(key, tree):
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=False)]
+    return structure.unflatten(drawn)
+
+
+@eqx.filter_jit
+def _attempts(problem, keys, kinds):
+    """A random feasible point of each kind, and what became of it by noise."""
+
+    def one(key, kind):
+        moved, relative, absolute, drawn = kind
+        keys = jax.random.split(key, 9)
+        shapes = problem.block_shapes()
+        uniform = jax.tree.map(lambda x: jax.scipy.stats.norm.cdf(x), _noise(keys[0], shapes))
+        corner = jax.tree.map(lambda x: x > 0, _noise(keys[1], shapes))
+        fractions = jax.tree.map(lambda u, c: jnp.where(c, jnp.round(u), u), uniform, corner)
+        point = Point(problem.inputs.sample(keys[2]), fractions)
+        seen = evaluate(problem, point)
+
+        def shaken(tree, key):
+            return jax.tree.map(
+                lambda x, e: x + moved * (1 + jnp.abs(x)) * e, tree, _noise(key, tree)
+            )
+
+        anchor = sc.Anchor(shaken(point.inputs, keys[3]), shaken(seen.done.blocks, keys[4]))
+        pick = jax.tree.map(
+            lambda y, g: jnp.where(drawn, y, g),
+            seen.ordinary.multipliers,
+            seen.consistent.multipliers,
+        )
+        multipliers = jax.tree.map(
+            lambda y, e, f: y * (1 + relative * e) + absolute * f,
+            pick,
+            _noise(keys[5], pick),
+            _noise(keys[6], pick),
+        )
+        slopes = seen.done.records
+        return seen.value, anchor, multipliers, slopes, _noise(keys[7], slopes)
+
+    return jax.vmap(one)(keys, kinds)
+
+
+@eqx.filter_jit
+def _bounds(problem, anchors, multipliers, slopes):
+    return jax.vmap(lambda a, y, w: sc.lower_bound(problem, a, y, w).bound())(
+        anchors, multipliers, slopes
+    )
+
+
+@lru_cache
+def attempts_at(case):
+    kinds = tuple(jnp.asarray(column) for column in zip(*KINDS * EACH, strict=True))
+    keys = jax.random.split(jax.random.key(7), len(KINDS) * EACH)
+    return kinds, _attempts(problem_of(case), keys, kinds)
+
+
+@lru_cache
+def bounds_of(case):
+    """The bounds of all attempts, with three choices of slopes where there are kinks."""
+    _, (_, anchors, multipliers, recorded, random) = attempts_at(case)
+    problem = problem_of(case)
+    found = {"exact": _bounds(problem, anchors, multipliers, None)}
+    if jax.tree.leaves(recorded):
+        found["recorded"] = _bounds(problem, anchors, multipliers, recorded)
+        found["random"] = _bounds(problem, anchors, multipliers, random)
+    return {name: np.asarray(bound) for name, bound in found.items()}
+
+
+@every_case
+def test_no_anchor_and_no_multipliers_exceed_the_optimum(case):
+    (moved, relative, absolute, drawn), (values, *_) = attempts_at(case)
+    assert np.all(values >= case.value - rounding_of(case.value))
+    plain = np.asarray((moved == 0) & (relative == 0) & (absolute == 0))
+    for name, bound in bounds_of(case).items():
+        assert not np.isnan(bound).any(), name
+        assert bound.max() <= case.value + rounding_of(case.value), name
+        # Consistent multipliers at a feasible anchor always prove something.
+        if name != "random":
+            assert np.isfinite(bound[plain & ~np.asarray(drawn)]).all(), name
+
+
+@every_case
+def test_blocks_without_boxes_need_consistent_multipliers(case):
+    """Otherwise the Lagrangian falls without end in some block, and -inf is the answer."""
+    problem, bound = problem_of(case), bounds_of(case)["exact"]
+    (_, _, absolute, _), _ = attempts_at(case)
+    curvature = problem.objective.curvature_blocks or (0.0,) * len(problem.stages)
+    bounded = [
+        stage.box is not None or np.all(np.asarray(c) > 0)
+        for stage, c in zip(problem.stages, curvature, strict=True)
+    ]
+    noisy = bound[np.asarray(absolute) > 0]
+    if all(bounded):
+        assert np.isfinite(noisy).mean() > 0.5
+    else:
+        assert np.all(noisy == -np.inf)
+
+
+# -- the known solutions prove themselves ---------------------------------------------------------
+
+smooth_cases = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.smooth], ids=lambda case: case.name
+)
+
+
+@smooth_cases
+def test_known_primal_and_dual_give_the_optimum(case):
+    truth, kinds = case.truth(), attempts_at(case)[0]
+    anchor = sc.Anchor(*jax.tree.map(jnp.asarray, (truth.inputs, truth.blocks)))
+    multipliers = jax.tree.map(jnp.asarray, truth.multipliers)
+    # As many copies as above, so that nothing is compiled anew.
+    many = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (len(kinds[0]), *x.shape)), (anchor, multipliers)
+    )
+    bound = _bounds(problem_of(case), *many, None)[0]
+    assert bound <= case.value + rounding_of(case.value)
+    assert bound >= case.value - 1e-6 * (1 + abs(case.value))
+
+
+# -- multipliers as drawn, and Delta --------------------------------------------------------------
+
+
+@eqx.filter_jit
+def _drawn(problem, points):
+    def one(point):
+        seen = evaluate(problem, point)
+        return seen.value, as_drawn(problem, seen), duality_gap(problem, point)
+
+    return jax.vmap(one)(points)
+
+
+@named("softplus_net", "wedge", "curved", "max_pool")
+def test_as_drawn_with_boxes(case):
+    problem = problem_of(case)
+    keys = jax.random.split(jax.random.key(0), 20)
+    inputs = jax.vmap(problem.inputs.sample)(keys)
+    rng = np.random.default_rng(0)
+    fractions = tuple(jnp.asarray(rng.random((20, *s.shape))) for s in problem.block_shapes())
+    value, bound, gap = map(np.asarray, _drawn(problem, Point(inputs, fractions)))
+    assert np.isfinite(bound).all()
+    assert np.all(bound <= case.value + rounding_of(case.value))
+    # Delta is the distance of the two, and never less than that of the value from the optimum.
+    np.testing.assert_allclose(gap, value - bound, rtol=1e-12, atol=1e-12)
+    assert np.all(gap >= value - case.value - rounding_of(case.value))
+
+
+# -- declared curvature ---------------------------------------------------------------------------
+
+
+@named("lqr_box", "wedge", "curved", "markowitz", "sandwich", "isotonic")
+def test_curvature_tightens_and_stays_sound(case):
+    problem = problem_of(case)
+    _, (_, anchors, multipliers, recorded, _) = attempts_at(case)
+    which = "recorded" if jax.tree.leaves(recorded) else "exact"
+    slopes = recorded if which == "recorded" else None
+    without = np.asarray(_bounds(strip_curvature(problem), anchors, multipliers, slopes))
+    curved = bounds_of(case)[which]
+    assert not np.isnan(without).any()
+    assert without.max() <= case.value + rounding_of(case.value)
+    known = np.isfinite(without)
+    assert np.all(curved[~known] >= without[~known])
+    size = 1 + np.abs(without[known])
+    assert np.all(curved[known] >= without[known] - 1e-9 * size)
+    assert np.any(curved[known] > without[known] + 1e-3 * size)
+
+
+@given(hnp.arrays(float, 6, elements=st.floats(-2, 2)))
+def test_curvature_with_slopes_that_are_no_subgradient(numbers):
+    """f = s^2 + |s - 1/2| + |z|, curvature 2 in s, z = s: a line below |.| need not stay below with
+    the curvature of another point added."""
+    anchor, block, y, *weights = numbers
+    slopes = (jnp.array([weights[0], 0.3]), jnp.array(weights[1:]))
+    problem = sc.Problem(_INTERVAL, (_IDENTITY,), _BENT)
+    parts = _compiled(problem, _anchor(anchor, block), (jnp.asarray(y),), ((((), ()),), slopes))
+    # Between 0 and 1/2 the objective is s^2 + 1/2.
+    assert parts.bound() <= 0.5 + 1e-12
+
+
+def _identity(s, z):
+    return s
+
+
+def _bent_objective(s, z):
+    return s**2 + sc.abs(s - 0.5) + sc.abs(z[0])
+
+
+_INTERVAL = sc.Box(jnp.asarray(-1.0), jnp.asarray(1.0))
+_IDENTITY = sc.Stage(_identity, _identity, box=(jnp.asarray(-1.0), jnp.asarray(1.0)))
+_BENT = sc.Objective(_bent_objective, curvature_inputs=jnp.asarray(2.0))
+_compiled = eqx.filter_jit(sc.lower_bound)
+
+
+def _anchor(s, *blocks):
+    return sc.Anchor(jnp.asarray(s), tuple(map(jnp.asarray, blocks)))
+
+
+# -- kinks in odd places --------------------------------------------------------------------------
+#
+# One stage mu(s) <= z <= 5 on s in [-1, 1], f = z + tilt * s, with mu(s) = s^2 or relu(s)^2 written in
+# ways that put kinks where they do not belong. Optima: -tilt^2 / 4 for s^2 and |tilt| <= 2; for
+# relu(s)^2 the lesser of -tilt (at s = -1) and the value at s = max(-tilt / 2, 0).
+
+
+def _cancelling(s, z):
+    return s**2 - sc.relu(s) + sc.relu(s)
+
+
+def _overcounted(s, z):
+    return s**2 + 2 * sc.relu(s) - sc.abs(s) - s  # 2 relu(s) = |s| + s
+
+
+def _square_of_relu(s, z):
+    return sc.relu(s) ** 2
+
+
+def _five(s, z):
+    return jnp.full_like(s, 5.0)
+
+
+def _tilted(tilt, s, z):
+    return z[0] + tilt * s
+
+
+def _best_on_a_grid(mu, tilt):
+    grid = np.linspace(-1, 1, 2001)
+    return np.min(mu(grid) + tilt * grid)
+
+
+@pytest.mark.parametrize(
+    ("lower", "mu"),
+    [
+        (_cancelling, np.square),
+        (_overcounted, np.square),
+        (_square_of_relu, lambda s: np.maximum(s, 0) ** 2),
+    ],
+)
+@given(hnp.arrays(float, 8, elements=st.floats(-2, 2)))
+def test_kinks_in_odd_places_never_prove_too_much(lower, mu, numbers):
+    tilt, at, block, y, *weights = numbers
+    box = (jnp.asarray(-5.0), jnp.asarray(5.0))  # so that every multiplier gives a finite bound
+    stage = sc.Stage(lower, _five, box=box)
+    problem = sc.Problem(_INTERVAL, (stage,), sc.Objective(_tilted, params=jnp.asarray(tilt)))
+    pairs = (jnp.array(weights[:2]), jnp.array(weights[2:]))
+    slopes = ((((pairs if lower is not _square_of_relu else pairs[:1]), ()),), ())
+    best = _best_on_a_grid(mu, tilt)
+    for given_slopes in (None, slopes):
+        for multiplier in (y, 1.0):
+            for z in (block, float(mu(np.asarray(at)))):
+                found = _compiled(
+                    problem, _anchor(at, z), (jnp.asarray(multiplier),), given_slopes
+                ).bound()
+                assert not np.isnan(found)
+                assert found <= best + 1e-9
+
+
+def test_a_negative_kink_with_the_wrong_slope_is_no_proof():
+    """At s = 0.1 with slope 0 for +relu and 1 for -relu, s^2 would be cut by -0.01 - 0.8 s."""
+    problem = sc.Problem(
+        _INTERVAL,
+        (sc.Stage(_cancelling, _five),),
+        sc.Objective(_tilted, params=jnp.asarray(0.8)),
+    )
+    slopes = ((((jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])), ()),), ())
+    found = _compiled(problem, _anchor(0.1, 0.01), (jnp.asarray(1.0),), slopes).bound()
+    assert found <= -0.16 + 1e-12
+
+
+def test_square_of_relu_is_tight_at_its_minimiser():
+    problem = sc.Problem(
+        _INTERVAL,
+        (sc.Stage(_square_of_relu, _five),),
+        sc.Objective(_tilted, params=jnp.asarray(-1.0)),
+    )
+    found = _compiled(problem, _anchor(0.5, 0.25), (jnp.asarray(1.0),)).bound()
+    assert -0.25 - 1e-9 <= found <= -0.25
+
+
+def test_nearly_consistent_multipliers_prove_nothing_false():
+    """A block of 1e15 with a multiplier of 1e-12 in place of 0: L is 1e3 too high at a block of 0."""
+
+    def far(s, z):
+        return jnp.full_like(s, 1e15)
+
+    def far_too(s, z):
+        return jnp.full_like(s, 1e15) + 1
+
+    stages = (sc.Stage(far, far_too), sc.Stage(lambda s, z: s**2, _five))
+    problem = sc.Problem(_INTERVAL, stages, lambda s, z: z[1])
+    found = _compiled(problem, _anchor(0.0, 0.0, 0.0), (jnp.asarray(1e-12), jnp.asarray(1.0)))
+    assert found.bound() <= 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300, -1e300])
+def test_numbers_that_are_not_finite_prove_nothing(bad):
+    for case in CASES[:2]:
+        problem = problem_of(case)
+        for where in range(3):
+            s, z, y = (bad if where == k else 0.5 for k in range(3))
+            found = _compiled(problem, _anchor(s, z), (jnp.asarray(y),)).bound()
+            assert not np.isnan(found)
+            assert found <= case.value
+
+
+# -- certificates ---------------------------------------------------------------------------------
+
+
+@eqx.filter_jit
+def _certificate(problem, point):
+    return certify(problem, evaluate(problem, point).proposal())[0]
+
+
+@lru_cache
+def certificate_of(case):
+    problem = problem_of(case)
+    fractions = tuple(jnp.full(s.shape, 0.3) for s in problem.block_shapes())
+    return _certificate(problem, Point(problem.inputs.sample(jax.random.key(1)), fractions))
+
+
+# A scan, kinks in a stage and in the objective, inputs that are a dict and a tuple, no kinks at all.
+KEPT = ("sandwich", "relu_kinks", "inventory", "box_and_ball", "shortfall", "lens")
+
+
+@named(*KEPT)
+def test_certificates_survive_saving(case, tmp_path):
+    problem, certificate = problem_of(case), certificate_of(case)
+    certificate.save(tmp_path / "proof.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["proof.npz"]
+    loaded = sc.Certificate.load(tmp_path / "proof.npz", problem)
+    assert jax.tree.structure(loaded) == jax.tree.structure(certificate)
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(certificate), strict=True):
+        np.testing.assert_array_equal(a, b)
+    derived = loaded.derive(problem)
+    np.testing.assert_allclose(derived, certificate.bound, rtol=1e-12)
+    assert np.isfinite(derived)
+    assert derived <= case.value + rounding_of(case.value)
+
+
+def test_the_certificate_of_a_solution_derives_its_bound(tmp_path):
+    case = CASES[0]
+    solution = sc.solve(problem_of(case))
+    solution.certificate.save(str(tmp_path / "proof"))
+    loaded = sc.Certificate.load(str(tmp_path / "proof"), problem_of(case))
+    assert loaded.bound == solution.bound
+    assert loaded.derive(problem_of(case)) == pytest.approx(solution.bound, rel=1e-12)
+    assert solution.bound >= -1 - 2e-4
+
+
+@named(*KEPT)
+def test_tampering_cannot_prove_too_much(case):
+    problem, certificate = problem_of(case), certificate_of(case)
+    rng = np.random.default_rng(0)
+
+    def shaken(tree, size):
+        return jax.tree.map(lambda x: x + size * (1 + np.abs(x)) * rng.normal(size=x.shape), tree)
+
+    for size in (1e-13, 1e-6, 0.1, 10.0):
+        for part in ("multipliers", "inputs", "blocks", "slopes"):
+            where = lambda c, part=part: getattr(c, part)  # noqa: E731
+            if not jax.tree.leaves(where(certificate)):
+                continue
+            tampered = eqx.tree_at(where, certificate, shaken(where(certificate), size))
+            derived = tampered.derive(problem)
+            assert not np.isnan(derived)
+            assert derived <= case.value + rounding_of(case.value)
+    # What the file says about its bound does not matter.
+    boasting = eqx.tree_at(lambda c: c.bound, certificate, 1e9)
+    assert boasting.derive(problem) <= case.value + rounding_of(case.value)
+
+
+def test_a_certificate_of_another_problem_of_the_same_shape_is_sound_for_this_one():
+    lens, pinched = CASES[:2]
+    assert (lens.name, pinched.name) == ("lens", "pinched")
+    assert certificate_of(lens).derive(problem_of(pinched)) <= pinched.value
+    assert certificate_of(pinched).derive(problem_of(lens)) <= lens.value
+
+
+def test_not_a_number_in_a_certificate_proves_nothing():
+    case = CASES[0]
+    tampered = eqx.tree_at(
+        lambda c: c.multipliers, certificate_of(case), (jnp.asarray(float("nan")),)
+    )
+    assert tampered.derive(problem_of(case)) == -np.inf
+
+
+def _saved(tmp_path, case):
+    path = tmp_path / "proof.npz"
+    certificate_of(case).save(path)
+    return path
+
+
+def test_loading_something_else(tmp_path):
+    problem = problem_of(CASES[0])
+    path = _saved(tmp_path, CASES[0])
+    whole = path.read_bytes()
+    array = io.BytesIO()
+    np.save(array, np.ones(3))
+    archive = io.BytesIO()
+    np.savez(archive, weights=np.ones(3))
+    damaged = bytearray(whole)
+    damaged[len(whole) // 4] ^= 255
+    broken = {
+        "empty": b"",
+        "text": b"not a certificate at all",
+        "array": array.getvalue(),
+        "other archive": archive.getvalue(),
+        "damaged": bytes(damaged),
+        **{f"first {n} bytes": whole[:n] for n in (3, 10, 100, len(whole) // 2, len(whole) - 1)},
+    }
+    for what, content in broken.items():
+        path.write_bytes(content)
+        with pytest.raises(sc.ProblemError, match="not a certificate"):
+            sc.Certificate.load(path, problem)
+            pytest.fail(what)
+    with pytest.raises(sc.ProblemError):
+        sc.Certificate.load(tmp_path, problem)
+    with pytest.raises(sc.ProblemError):
+        sc.Certificate.load(tmp_path / "nothing", problem)
+
+
+def test_loading_the_certificate_of_another_problem(tmp_path):
+    by_name = {case.name: case for case in CASES}
+    path = _saved(tmp_path, by_name["lens"])
+    with pytest.raises(sc.ProblemError, match="does not belong to this problem: inputs_0"):
+        sc.Certificate.load(path, problem_of(by_name["sandwich"]))
+    path = _saved(tmp_path, by_name["sandwich"])
+    with pytest.raises(sc.ProblemError, match="does not belong to this problem"):
+        sc.Certificate.load(path, problem_of(by_name["lens"]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bound", np.ones(3)),
+        ("bound", np.array("low")),
+        ("multipliers_0", np.array("one")),
+        ("multipliers_0", np.array(1j)),
+        ("structure", np.array('{"format": "other", "version": 1}')),
+        ("structure", np.array('{"format": "stagecert-certificate", "version": 2}')),
+        ("structure", np.array("not even JSON")),
+    ],
+)
+def test_loading_a_file_with_a_field_of_the_wrong_kind(tmp_path, field, value):
+    path = _saved(tmp_path, CASES[0])
+    with np.load(path) as held:
+        fields = dict(held)
+    assert field in fields
+    np.savez(path, **(fields | {field: value}))
+    with pytest.raises(sc.ProblemError):
+        sc.Certificate.load(path, problem_of(CASES[0]))
