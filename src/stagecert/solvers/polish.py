@@ -27,7 +27,7 @@ from stagecert.solvers.quasi_newton import Curvature, bends, model_step
 
 # Units are per entry, so that badly scaled rows are smoothed in their own measure, but no smaller
 # than this share of the mean of their piece.
-UNIT_FLOOR = 0.5
+UNIT_FLOOR = 0.1
 
 
 def smoothing_data(records):
