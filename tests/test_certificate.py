@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from zoo import CASES
 
 import stagecert as sc
-from stagecert.certificate import as_drawn, certify, duality_gap, evaluate
-from stagecert.reformulation import Point
+from stagecert.certificate import certify, duality_gap, evaluate
+from stagecert.reformulation import Point, psi_0
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -166,27 +166,21 @@ def test_known_primal_and_dual_give_the_optimum(case):
 
 
 @eqx.filter_jit
-def _drawn(problem, points):
-    def one(point):
-        seen = evaluate(problem, point)
-        return seen.value, as_drawn(problem, seen), duality_gap(problem, point)
-
-    return jax.vmap(one)(points)
+def _gaps(problem, points):
+    return jax.vmap(
+        lambda point: (psi_0(problem, point.inputs, point.fractions), duality_gap(problem, point))
+    )(points)
 
 
 @named("softplus_net", "wedge", "curved", "max_pool")
 def test_as_drawn_with_boxes(case):
-    problem = problem_of(case)
-    keys = jax.random.split(jax.random.key(0), 20)
-    inputs = jax.vmap(problem.inputs.sample)(keys)
-    rng = np.random.default_rng(0)
+    problem, rng = problem_of(case), np.random.default_rng(0)
+    inputs = jax.vmap(problem.inputs.sample)(jax.random.split(jax.random.key(0), 20))
     fractions = tuple(jnp.asarray(rng.random((20, *s.shape))) for s in problem.block_shapes())
-    value, bound, gap = map(np.asarray, _drawn(problem, Point(inputs, fractions)))
-    assert np.isfinite(bound).all()
-    assert np.all(bound <= case.value + rounding_of(case.value))
-    # Delta is the distance of the two, and never less than that of the value from the optimum.
-    np.testing.assert_allclose(gap, value - bound, rtol=1e-12, atol=1e-12)
-    assert np.all(gap >= value - case.value - rounding_of(case.value))
+    value, gap = map(np.asarray, _gaps(problem, Point(inputs, fractions)))
+    # Delta is finite, and value - Delta is a lower bound.
+    assert np.isfinite(gap).all()
+    assert np.all(value - gap <= case.value + rounding_of(case.value))
 
 
 # -- declared curvature ---------------------------------------------------------------------------

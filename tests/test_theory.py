@@ -17,7 +17,7 @@ import pytest
 from test_reformulation import draws, hand_problem
 
 import stagecert as sc
-from stagecert.certificate import complementarity_of, duality_gap, evaluate
+from stagecert.certificate import as_drawn, complementarity_of, duality_gap, evaluate
 from stagecert.degeneracy import FixStatus, any_entry, degenerate, fix_degeneracy
 from stagecert.reformulation import Point, forward_pass, psi_0
 from stagecert.solvers import Simple
@@ -300,10 +300,16 @@ def test_sign_of_the_supremum_in_delta():
     """
     stage = sc.Stage(lambda s, z: s**2 - 1, lambda s, z: 1 - s**2, box=(-1.0, 1.0))
     problem = sc.Problem(sc.Box(-1.0, 1.0), (stage,), _first_block)
-    gap = eqx.filter_jit(duality_gap)
+
+    @eqx.filter_jit
+    def both(problem, point):
+        seen = evaluate(problem, point)
+        return duality_gap(problem, point), seen.value - as_drawn(problem, seen)
+
     for s in (-1.0, -0.4, 0.0, 0.7, 1.0):
         for theta in (0.0, 0.3, 1.0):
-            found = gap(problem, Point(jnp.asarray(s), (jnp.asarray(theta),)))
+            found, distance = both(problem, Point(jnp.asarray(s), (jnp.asarray(theta),)))
+            np.testing.assert_allclose(found, distance, atol=1e-14)
             expected = 2 * theta * (1 - s**2) + 2 * s**2 + 2 * abs(s)
             np.testing.assert_allclose(found, expected, atol=1e-12)
             assert found >= (1 - 2 * theta) * (s**2 - 1) + 1

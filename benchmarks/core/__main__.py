@@ -29,9 +29,11 @@ PARTS = {
 }
 
 
-def _current(part: str) -> bool:
+def _current(part: str, options) -> bool:
     held = records.load(part)
-    return held is not None and held["made"]["code"] == records.code_version()
+    if held is None or options.fresh:
+        return False
+    return options.keep or held["made"]["code"] == records.code_version()
 
 
 def main() -> None:
@@ -41,7 +43,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(zoo()), help="for passes: these cases")
     parser.add_argument("--solvers", nargs="+", choices=passes.SOLVERS, help="for passes")
     parser.add_argument("--jobs", type=int, default=2, help="for passes: processes at a time")
-    parser.add_argument("--fresh", action="store_true", help="run again what is up to date")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--fresh", action="store_true", help="run again what is up to date")
+    which.add_argument("--keep", action="store_true", help="only what is missing; keep old results")
     parser.add_argument("--tables", action="store_true", help="run nothing, render the tables")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -49,8 +53,8 @@ def main() -> None:
     for part in chosen:
         begin = time.perf_counter()
         if part == "passes":
-            passes.run(options.fresh, options.cases, options.solvers, options.jobs)
-        elif _current(part) and not options.fresh:
+            passes.run(options)
+        elif _current(part, options):
             print(f"{part}: up to date")
             continue
         else:

@@ -98,15 +98,19 @@ def _measured(name: str, solver: str) -> dict:
     return record | {"code": records.code_version(solver)}
 
 
-def run(fresh: bool, cases=None, solvers=None, jobs: int = 2) -> None:
-    """Measures what is missing or was measured with other code; saves after every solve."""
-    names = list(zoo()) if cases is None else list(cases)
-    wanted = [(name, solver) for name in names for solver in solvers or SOLVERS]
+def run(options) -> None:
+    """Measures what is missing or was measured with other code; saves after every solve.
+
+    `options` has cases, solvers, jobs, fresh and keep, as the command line has them.
+    """
+    wanted = [(c, s) for c in options.cases or zoo() for s in options.solvers or SOLVERS]
     held = records.load("passes")
     done = {(r["case"], r["solver"]): r for r in held["records"]} if held else {}
 
     def current(pair):
-        return not fresh and pair in done and done[pair]["code"] == records.code_version(pair[1])
+        if pair not in done or options.fresh:
+            return False
+        return options.keep or done[pair]["code"] == records.code_version(pair[1])
 
     todo = [pair for pair in wanted if not current(pair)]
     print(f"passes: {len(todo)} of {len(wanted)} solves to run")
@@ -114,7 +118,7 @@ def run(fresh: bool, cases=None, solvers=None, jobs: int = 2) -> None:
         return
     order = {pair: k for k, pair in enumerate((n, s) for n in zoo() for s in SOLVERS)}
     with concurrent.futures.ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), _prepare_worker
+        options.jobs, multiprocessing.get_context("spawn"), _prepare_worker
     ) as pool:
         waiting = {pool.submit(_measured, *pair) for pair in todo}
         try:
