@@ -52,7 +52,7 @@ KINDS = [
     for relative, absolute in ((0.0, 0.0), (0.2, 0.0), (0.0, 1.0), (3.0, 10.0))
     for drawn in (False, True)
 ]
-EACH = 3
+EACH = 2
 COUNT = EACH * len(KINDS)
 MOVED, RELATIVE, ABSOLUTE, DRAWN = (np.array(column) for column in zip(*KINDS * EACH, strict=True))
 
@@ -203,34 +203,32 @@ def test_curvature_tightens_and_stays_sound(case):
     assert np.any(curved[known] > without[known] + 1e-3 * size)
 
 
-@given(hnp.arrays(float, 6, elements=st.floats(-2, 2)))
-def test_curvature_with_slopes_that_are_no_subgradient(numbers):
-    """f = s^2 + |s - 1/2| + |z|, curvature 2 in s, z = s: a line below |.| need not stay below with
-    the curvature of another point added."""
-    anchor, block, y, *weights = numbers
-    slopes = (jnp.array([weights[0], 0.3]), jnp.array(weights[1:]))
-    problem = sc.Problem(_INTERVAL, (_IDENTITY,), _BENT)
-    parts = _compiled(problem, _anchor(anchor, block), (jnp.asarray(y),), ((((), ()),), slopes))
-    # Between 0 and 1/2 the objective is s^2 + 1/2.
-    assert parts.bound() <= 0.5 + 1e-12
-
-
-def _identity(s, z):
-    return s
-
-
-def _bent_objective(s, z):
-    return s**2 + sc.abs(s - 0.5) + sc.abs(z[0])
-
-
 _INTERVAL = sc.Box(jnp.asarray(-1.0), jnp.asarray(1.0))
-_IDENTITY = sc.Stage(_identity, _identity, box=(jnp.asarray(-1.0), jnp.asarray(1.0)))
-_BENT = sc.Objective(_bent_objective, curvature_inputs=jnp.asarray(2.0))
 _compiled = eqx.filter_jit(sc.lower_bound)
 
 
 def _anchor(s, *blocks):
     return sc.Anchor(jnp.asarray(s), tuple(map(jnp.asarray, blocks)))
+
+
+def _square_in_halves(tilt, s, z):
+    return sc.relu(s) ** 2 + sc.relu(-s) ** 2 + tilt * s
+
+
+@given(hnp.arrays(float, 6, elements=st.floats(-1, 1)))
+def test_curvature_with_slopes_that_are_no_subgradient(numbers):
+    """s^2 as relu(s)^2 + relu(-s)^2, curvature 2: at s > 0, slope 0 makes the line -s^2, which lies
+    below the square, but not with (x - s)^2 added."""
+    tilt, anchor, *weights = numbers
+    objective = sc.Objective(
+        _square_in_halves, params=jnp.asarray(tilt), curvature_inputs=jnp.asarray(2.0)
+    )
+    problem = sc.Problem(_INTERVAL, (), objective)
+    slopes = ((), (jnp.array(weights[:2]), jnp.array(weights[2:])))
+    best = -(tilt**2) / 4
+    assert _compiled(problem, _anchor(anchor), (), slopes).bound() <= best + 1e-12
+    # With subgradients the curvature makes the bound exact, wherever the anchor is.
+    np.testing.assert_allclose(_compiled(problem, _anchor(anchor), ()).bound(), best, atol=1e-12)
 
 
 # -- kinks in odd places --------------------------------------------------------------------------
@@ -253,6 +251,14 @@ def _square_of_relu(s, z):
 
 def _five(s, z):
     return jnp.full_like(s, 5.0)
+
+
+def _twenty(p, s, z):
+    return jnp.full_like(s, 20.0)
+
+
+def _minus_twenty(p, s, z):
+    return jnp.full_like(s, -20.0)
 
 
 def _tilted(tilt, s, z):
@@ -282,13 +288,64 @@ def test_kinks_in_odd_places_never_prove_too_much(lower, mu, numbers):
     slopes = ((((pairs if lower is not _square_of_relu else pairs[:1]), ()),), ())
     best = _best_on_a_grid(mu, tilt)
     for given_slopes in (None, slopes):
-        for multiplier in (y, 1.0):
-            for z in (block, float(mu(np.asarray(at)))):
-                found = _compiled(
-                    problem, _anchor(at, z), (jnp.asarray(multiplier),), given_slopes
-                ).bound()
-                assert not np.isnan(found)
-                assert found <= best + 1e-9
+        for multiplier, z in ((y, block), (1.0, float(mu(np.asarray(at))))):
+            parts = _compiled(problem, _anchor(at, z), (jnp.asarray(multiplier),), given_slopes)
+            assert not np.isnan(parts.bound())
+            assert parts.bound() <= best + 1e-9
+
+
+def _three_lines(p, s, z):
+    return sc.max(p["slopes"] * s + p["intercepts"])
+
+
+def _three_lines_from_above(p, s, z):
+    return sc.min(p["slopes"] * s + p["intercepts"]) + 20
+
+
+def _tilted_sum(tilt, s, z):
+    return z[0] - z[1] + tilt * s
+
+
+@given(hnp.arrays(float, 17, elements=st.integers(-8, 8).map(lambda k: k / 4)))
+def test_any_weights_make_a_line_below_a_maximum(numbers):
+    """f = z_1 - z_2 + tilt s with z_1 above a maximum of three lines, z_2 below a minimum of three.
+
+    With the multipliers 1 and -1, the bound is the least value of the weighted lines: nothing is
+    lost but by the weights, so weights that were not brought to the simplex would show.
+    """
+    tilt, at, w, x = numbers[0], numbers[1] / 2, numbers[2:5], numbers[5:8]
+    first = {"slopes": numbers[8:11], "intercepts": numbers[11:14]}
+    second = {"slopes": numbers[14:17], "intercepts": numbers[11:14][::-1].copy()}
+    params = jax.tree.map(jnp.asarray, (first, second))
+    stages = (
+        sc.Stage(_three_lines, _twenty, params=params[0]),
+        sc.Stage(_minus_twenty, _three_lines_from_above, params=params[1]),
+    )
+    problem = sc.Problem(_INTERVAL, stages, sc.Objective(_tilted_sum, params=jnp.asarray(tilt)))
+
+    def lines(p, s):
+        return p["slopes"] * s + p["intercepts"]
+
+    def value(s):
+        return lines(first, s).max() - lines(second, s).min() - 20 + tilt * s
+
+    slopes = ((((jnp.asarray(w),), ()), ((), (jnp.asarray(x),))), ())
+    found = _compiled(problem, _anchor(at, 0.0, 0.0), (jnp.asarray(1.0), jnp.asarray(-1.0)), slopes)
+    # Convex and piecewise linear: the least value is at an end or where two lines meet.
+    places = [-1.0, 1.0]
+    for p in (first, second):
+        for i in range(3):
+            for j in range(i):
+                if p["slopes"][i] != p["slopes"][j]:
+                    steepness = p["slopes"][i] - p["slopes"][j]
+                    places.append((p["intercepts"][j] - p["intercepts"][i]) / steepness)
+    best = min(value(s) for s in places if -1 <= s <= 1)
+    assert found.bound() <= best + 1e-12
+    # By hand: weights without negative parts, brought to sum to one; equal ones if none is left.
+    w, x = (np.maximum(v, 0) for v in (w, x))
+    w, x = (v / v.sum() if v.sum() > 0 else np.full(3, 1 / 3) for v in (w, x))
+    ends = [w @ lines(first, s) - x @ lines(second, s) - 20 + tilt * s for s in (-1, 1)]
+    np.testing.assert_allclose(found.computed, min(ends), atol=1e-12)
 
 
 def test_a_negative_kink_with_the_wrong_slope_is_no_proof():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stagecert as sc
-from stagecert.lanes import Stopping, advance_lanes, start_lanes
+from stagecert.lanes import CHUNK, Stopping, advance_lanes, start_lanes
 from stagecert.problem import as_arrays
 from stagecert.reformulation import full_point
 from stagecert.solving import named_solver
@@ -31,7 +31,7 @@ def _arguments(batch: sc.Batch | sc.Problem, solver):
     start = (None if single else batch.axes, problem, solver, stopping, points)
     shapes = eqx.filter_eval_shape(start_lanes, *start)
     lanes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return start, (*start[:-1], lanes)
+    return start, (*start[:-1], lanes, jnp.asarray(CHUNK))
 
 
 def jaxprs(batch, solver) -> list:
