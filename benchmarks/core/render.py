@@ -245,10 +245,11 @@ def overhead_table() -> str:
     """What a pass costs in a search, in units of a forward pass alone."""
     ratios: dict = {}
     for r in records.load("overhead")["records"]:
-        ratios.setdefault(r["instance"], {})[r["solver"]] = r["ratio"]
+        name = f"`{r['solver']}`" + ("" if r["blas"] == "default" else f", {r['blas']}")
+        ratios.setdefault(r["instance"], {})[name] = r["ratio"]
     names = list(next(iter(ratios.values())))
     rows = [[label, *(held[n] for n in names)] for label, held in ratios.items()]
-    return table(["instance", *(f"`{n}`" for n in names)], rows)
+    return table(["instance", *names], rows)
 
 
 def memory_table() -> str:

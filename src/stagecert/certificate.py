@@ -84,34 +84,44 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
         value, _ = problem.objective.evaluate(
             inputs, blocks, of_objective, None if slopes is None else slopes[1]
         )
-        total, size = value, jnp.abs(value)
+        total, size, reach = value, jnp.abs(value), ()
         for i, stage in enumerate(problem.stages):
             lower, upper, _ = stage.bounds(
                 inputs, blocks[:i], blocks[i], treatment, None if slopes is None else slopes[0][i]
             )
             y, z = multipliers[i], blocks[i]
+            reach = (*reach, jnp.abs(z) + jnp.abs(lower) + jnp.abs(upper))
             up, down = jnp.maximum(y, 0), jnp.maximum(-y, 0)
             total = total + jnp.sum(up * (lower - z) - down * (upper - z))
             size = size + jnp.sum(up * (jnp.abs(lower) + jnp.abs(z)))
             size = size + jnp.sum(down * (jnp.abs(upper) + jnp.abs(z)))
-        return total, size
+        return total, (size, reach)
 
     one = jnp.ones((), jnp.result_type(*jax.tree.leaves(anchor.inputs)))
-    (value, size), (of_inputs, of_blocks, slack) = jax.value_and_grad(
+    (value, (size, reach)), (of_inputs, of_blocks, slack) = jax.value_and_grad(
         lagrangian, argnums=(0, 1, 2), has_aux=True
     )(anchor.inputs, anchor.blocks, (one, one))
     return minimum_of_linearisation(
-        problem, anchor, value, size, of_inputs, of_blocks, slack, multipliers
+        problem, anchor, value, size, of_inputs, of_blocks, slack, multipliers, reach
     )
 
 
 def minimum_of_linearisation(
-    problem: Problem, anchor: Anchor, value, size, of_inputs, of_blocks, slack, multipliers
+    problem: Problem,
+    anchor: Anchor,
+    value,
+    size,
+    of_inputs,
+    of_blocks,
+    slack,
+    multipliers,
+    reach=(),
 ) -> BoundParts:
     """min of value - slack + slope . (point - anchor) (+ the objective's declared curvature).
 
     `of_blocks` None says that the slope in the blocks is zero by construction. `size` is the sum of
-    the absolute values that went into `value`, for the rounding allowance.
+    the absolute values that went into `value`, `reach` the magnitude of each block and its bounds,
+    for the rounding allowance.
     """
     eps = jnp.finfo(value.dtype).eps
     of_stages, of_objective = slack
@@ -140,14 +150,14 @@ def minimum_of_linearisation(
             largest = jnp.maximum(largest, jnp.max(jnp.abs(y), initial=0))
         for i, stage in enumerate(problem.stages):
             term, extra = _block_minimum(
-                problem, stage, i, of_blocks[i], anchor.blocks[i], tangent, largest
+                problem, stage, i, of_blocks[i], anchor.blocks[i], tangent, largest, reach[i]
             )
             total, charge = total + term, charge + extra
             size = size + jnp.where(jnp.isfinite(term), jnp.abs(term), 0)
     return BoundParts(total, 4 * eps * size + charge, best)
 
 
-def _block_minimum(problem, stage, index, slope, block, tangent, largest):
+def _block_minimum(problem, stage, index, slope, block, tangent, largest, reach):
     """min of slope . d + curvature/2 d^2 over the block's box, or over everything; and a charge."""
     curvatures = problem.objective.curvature_blocks
     curvature = jnp.asarray(0.0 if curvatures is None else curvatures[index], block.dtype)
@@ -166,7 +176,7 @@ def _block_minimum(problem, stage, index, slope, block, tangent, largest):
     negligible = jnp.abs(slope) <= 1e4 * jnp.finfo(block.dtype).eps * largest
     with_curvature = jnp.where(curved, 0.5 * slope * newton, 0)
     without = jnp.where(negligible, 0, -jnp.inf)
-    charge = jnp.where(curved, 0, jnp.abs(slope) * (1 + jnp.abs(block)))
+    charge = jnp.where(curved, 0, jnp.abs(slope) * (1 + reach))
     term = jnp.sum(jnp.where(curved, with_curvature, without))
     return term, jnp.sum(charge)
 
@@ -378,7 +388,7 @@ class Certificate(eqx.Module):
         """Reads what `save` wrote; `problem` says how the arrays are arranged."""
         like = jax.eval_shape(lambda: _certificate_like(problem))
         try:
-            with np.load(path, allow_pickle=False) as held:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
         except (
             OSError,
@@ -392,6 +402,16 @@ class Certificate(eqx.Module):
             raise ProblemError(f"{path} is not a certificate: {error}") from error
         if "structure" not in arrays or "bound" not in arrays:
             raise ProblemError(f"{path} is not a certificate: it has no header.")
+        try:
+            header = json.loads(str(arrays["structure"]))
+            if header != {"format": "stagecert-certificate", "version": 1}:
+                raise ValueError(f"unknown header {header}")
+            for name, array in arrays.items():
+                if name != "structure" and not np.issubdtype(array.dtype, np.floating):
+                    raise ValueError(f"{name} is not made of floating-point numbers")
+            bound = float(arrays["bound"])
+        except (TypeError, ValueError) as error:
+            raise ProblemError(f"{path} is not a certificate: {error}") from error
         parts = {}
         for part in _PARTS:
             shapes, structure = jax.tree.flatten(getattr(like, part))
@@ -404,7 +424,7 @@ class Certificate(eqx.Module):
                         f"{shape.shape}, but the file has {seen}."
                     )
             parts[part] = jax.tree.unflatten(structure, [arrays[name] for name in names])
-        return Certificate(**parts, bound=float(arrays["bound"]))
+        return Certificate(**parts, bound=bound)
 
 
 _PARTS = ("inputs", "blocks", "multipliers", "slopes")

@@ -33,7 +33,11 @@ def _max_last(x):
 
 def exact_weights(x):
     """A subgradient of the maximum over the last axis; ties share the weight equally."""
-    top = (x == jnp.max(x, axis=-1, keepdims=True)).astype(x.dtype)
+    # Not `x == max(x)`: compiled code may round the two sides differently, and find no equal entry.
+    if x.shape[-1] > 16:  # pairs would be too many; one of the largest entries takes all
+        return jax.nn.one_hot(jnp.argmax(x, axis=-1), x.shape[-1], dtype=x.dtype)
+    gap = x[..., :, None] - x[..., None, :]
+    top = jnp.all(gap >= 0, axis=-1).astype(x.dtype)
     return top / jnp.sum(top, axis=-1, keepdims=True)
 
 
