@@ -1,0 +1,230 @@
+"""ONNX operators with a sliding window: convolutions and pools."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagecert.networks import operations as op
+from stagecert.networks.graph import Value
+from stagecert.networks.onnx_arithmetic import maximum
+from stagecert.networks.onnx_nodes import LARGEST_COMPUTED, Call, Refused, check_size, converts
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A sliding window over the axes after the first two."""
+
+    space: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    count: tuple[int, ...]
+
+    def positions(self, axis: int) -> np.ndarray:
+        """(count, kernel): which entries each window covers along an axis; some are padding."""
+        start = np.arange(self.count[axis])[:, None] * self.strides[axis] - self.pads[axis][0]
+        return start + np.arange(self.kernel[axis]) * self.dilation[axis]
+
+
+def _window(call: Call, x: Value, kernel) -> _Window:
+    rank = len(x.shape) - 2
+    kernel = tuple(int(n) for n in kernel)
+    if rank < 1 or len(kernel) != rank:
+        raise Refused(f"has a window with {len(kernel)} axes for a tensor of shape {x.shape}")
+    strides, dilation = _numbers(call, "strides", rank), _numbers(call, "dilations", rank)
+    if min(kernel) < 1:
+        raise Refused(f"has an impossible window: {kernel}")
+    space = x.shape[2:]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    auto = call.get("auto_pad", b"NOTSET")
+    if auto in (b"SAME_UPPER", b"SAME_LOWER"):
+        count = tuple(-(-n // s) for n, s in zip(space, strides, strict=True))
+        totals = (
+            max((c - 1) * s + r - n, 0)
+            for c, s, r, n in zip(count, strides, reach, space, strict=True)
+        )
+        pads = tuple(_halves(total, auto == b"SAME_UPPER") for total in totals)
+        return _Window(space, kernel, strides, dilation, pads, count)
+    if auto not in (b"NOTSET", b"VALID", b""):
+        raise Refused(f"has an unknown auto_pad, {auto!r}")
+    pads = ((0, 0),) * rank if auto == b"VALID" else _pads(call, rank)
+    ceil = call.get("ceil_mode", 0)
+    count = []
+    for n, s, r, (before, after) in zip(space, strides, reach, pads, strict=True):
+        free = n + before + after - r
+        if free < 0:
+            raise Refused(f"has a window that is larger than its input: {kernel} over {space}")
+        number = (-(-free // s) if ceil else free // s) + 1
+        # No window starts behind the input.
+        number -= ceil and (number - 1) * s >= n + before
+        count.append(int(number))
+    return _Window(space, kernel, strides, dilation, pads, tuple(count))
+
+
+def _halves(total: int, upper: bool) -> tuple[int, int]:
+    less, more = total // 2, total - total // 2
+    return (less, more) if upper else (more, less)
+
+
+def _numbers(call: Call, name: str, rank: int, default: int = 1) -> tuple[int, ...]:
+    numbers = tuple(call.integers(name) or [default] * rank)
+    if len(numbers) != rank or min(numbers) < default:
+        raise Refused(f"has impossible {name}: {list(numbers)}")
+    return numbers
+
+
+def _pads(call: Call, rank: int) -> tuple[tuple[int, int], ...]:
+    pads = call.integers("pads") or [0] * (2 * rank)
+    if len(pads) != 2 * rank or min(pads) < 0:
+        raise Refused(f"has impossible pads: {pads}")
+    return tuple(zip(pads[:rank], pads[rank:], strict=True))
+
+
+@converts("Conv")
+def _conv(call: Call):
+    x, weights = call.variable(), call.constant(1, "weights")
+    _check_kernel(call, x, weights)
+    window = _window(call, x, weights.shape[2:])
+    groups = call.get("group", 1)
+    if groups < 1 or x.shape[1] != groups * weights.shape[1] or weights.shape[0] % groups:
+        raise Refused(
+            f"has weights of shape {weights.shape} in {groups} groups for {x.shape[1]} channels"
+        )
+    ones = (1,) * len(window.space)
+    conv = op.Conv(window.strides, _trailing(window), window.dilation, ones, groups)
+    return _biased(call, call.add(conv, x, weights=weights))
+
+
+def _trailing(window: _Window) -> tuple[tuple[int, int], ...]:
+    """The padding that the windows reach; less than the stated one where they stop before."""
+    pads = []
+    for axis, (n, (before, _)) in enumerate(zip(window.space, window.pads, strict=True)):
+        reach = (window.kernel[axis] - 1) * window.dilation[axis] + 1
+        last = (window.count[axis] - 1) * window.strides[axis] + reach - before
+        pads.append((before, max(last - n, 0)))
+    return tuple(pads)
+
+
+def _check_kernel(call: Call, x: Value, weights: np.ndarray) -> None:
+    if len(x.shape) < 3 or weights.ndim != len(x.shape):
+        raise Refused(f"has weights of shape {weights.shape} for a tensor of shape {x.shape}")
+    if (call.integers("kernel_shape") or list(weights.shape[2:])) != list(weights.shape[2:]):
+        raise Refused("has weights of another shape than its kernel_shape")
+
+
+def _biased(call: Call, x: Value) -> Value:
+    if call.item(2) is None:
+        return x
+    bias = call.constant(2, "biases")
+    if bias.shape != (x.shape[1],):
+        raise Refused(f"has {bias.shape} biases for {x.shape[1]} channels")
+    return call.add(op.Shift(), x, weights=bias.reshape(1, -1, *(1 for _ in x.shape[2:])))
+
+
+@converts("ConvTranspose")
+def _conv_transpose(call: Call):
+    x, weights = call.variable(), call.constant(1, "weights")
+    _check_kernel(call, x, weights)
+    space, kernel = x.shape[2:], weights.shape[2:]
+    rank, groups = len(space), call.get("group", 1)
+    if groups < 1 or weights.shape[0] != x.shape[1] or x.shape[1] % groups:
+        raise Refused(
+            f"has weights of shape {weights.shape} in {groups} groups for {x.shape[1]} channels"
+        )
+    strides, dilation = _numbers(call, "strides", rank), _numbers(call, "dilations", rank)
+    extra = _numbers(call, "output_padding", rank, 0)
+    full = [
+        (n - 1) * s + (k - 1) * d + 1 + e
+        for n, s, k, d, e in zip(space, strides, kernel, dilation, extra, strict=True)
+    ]
+    auto = call.get("auto_pad", b"NOTSET")
+    same = auto in (b"SAME_UPPER", b"SAME_LOWER")
+    shape = call.integers("output_shape")
+    if same and shape is None:
+        shape = [n * s for n, s in zip(space, strides, strict=True)]
+    if shape:
+        # Some exporters give the batch and the channels too.
+        totals = [f - n for f, n in zip(full, shape[-rank:], strict=True)]
+        pads = [_halves(max(total, 0), auto == b"SAME_UPPER") for total in totals]
+        # An output that is larger than all windows together has zeros behind it.
+        pads = [(a, b + min(t, 0)) for (a, b), t in zip(pads, totals, strict=True)]
+    else:
+        pads = ((0, 0),) * rank if auto == b"VALID" else _pads(call, rank)
+    # A transposed convolution convolves its spread-out input with the mirrored weights.
+    inside = (groups, weights.shape[0] // groups, weights.shape[1], *kernel)
+    swapped = weights.reshape(inside).swapaxes(1, 2).reshape(-1, inside[1], *kernel)
+    mirrored = swapped[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
+    padding = tuple(
+        ((k - 1) * d - before, (k - 1) * d - after + e)
+        for k, d, (before, after), e in zip(kernel, dilation, pads, extra, strict=True)
+    )
+    conv = op.Conv((1,) * rank, padding, dilation, strides, groups)
+    return _biased(call, call.add(conv, x, weights=np.ascontiguousarray(mirrored)))
+
+
+@converts("AveragePool")
+def _average_pool(call: Call):
+    x = call.variable()
+    window = _window(call, x, call.integers("kernel_shape") or [])
+    ones, none = (1, 1), ((0, 0), (0, 0))
+    total = call.add(
+        op.WindowSum(
+            ones + window.kernel,
+            ones + window.strides,
+            ones + window.dilation,
+            none + _trailing(window),
+        ),
+        x,
+    )
+    counts = np.ones((), np.float64)
+    for axis, n in enumerate(window.space):
+        low, high = 0, n
+        if call.get("count_include_pad", 0):
+            low, high = -window.pads[axis][0], n + window.pads[axis][1]
+        at = window.positions(axis)
+        counts = counts[..., None] * ((at >= low) & (at < high)).sum(1)
+    if not counts.all():
+        raise Refused("has a window that covers padding only")
+    counts = counts.flat[0] if np.all(counts == counts.flat[0]) else counts[None, None]
+    return call.scale(total, np.float64(1) / counts)
+
+
+@converts("MaxPool")
+def _max_pool(call: Call):
+    if any(call.outputs[1:]):
+        raise Refused("is not supported where its indices are used")
+    x = call.variable()
+    window = _window(call, x, call.integers("kernel_shape") or [])
+    rank = len(window.space)
+    check_size((*window.count, *window.kernel), LARGEST_COMPUTED)
+    flat = np.zeros((1,) * (2 * rank), np.int64)
+    for axis, n in enumerate(window.space):
+        at = window.positions(axis)
+        valid = (at >= 0) & (at < n)
+        if not valid.any(1).all():
+            raise Refused("has a window that covers padding only")
+        # Padding must not win: in its place stands an entry that the window has already.
+        first = np.take_along_axis(at, valid.argmax(1)[:, None], axis=1)
+        at = np.where(valid, at, first)
+        shape = [1] * (2 * rank)
+        shape[axis], shape[rank + axis] = at.shape
+        flat = flat * n + at.reshape(shape)
+    y = call.add(op.Reshape((*x.shape[:2], math.prod(window.space))), x)
+    indices = flat.reshape(*window.count, -1).astype(np.int32)
+    return call.add(op.Max(), call.add(op.Take(2), y, weights=indices))
+
+
+@converts("GlobalAveragePool")
+def _global_average_pool(call: Call):
+    x = call.variable()
+    axes = tuple(range(2, len(x.shape)))
+    total = call.add(op.Reduce(axes, True), x)
+    return call.scale(total, np.float64(1 / math.prod(x.shape[2:])))
+
+
+@converts("GlobalMaxPool")
+def _global_max_pool(call: Call):
+    x = call.variable()
+    return maximum(call, x, tuple(range(2, len(x.shape))), True)
