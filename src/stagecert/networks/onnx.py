@@ -7,7 +7,7 @@
 import gzip
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -192,6 +192,8 @@ def _read(source: Source) -> onnx.ModelProto:
             raise ProblemError(f"{name} is no ONNX model, or is damaged: {_text(error)}") from error
     if not model.HasField("graph") or not model.graph.output:
         raise ProblemError("There is no graph with outputs in this ONNX model.")
+    if not all(isinstance(name, str) for name in _names(model.graph)):
+        raise ProblemError("The ONNX model is damaged: it has names that are not text.")
     if folder is not None:
         try:
             onnx.external_data_helper.load_external_data_for_model(model, str(folder))
@@ -208,6 +210,15 @@ def _read(source: Source) -> onnx.ModelProto:
                 f"The functions of the ONNX model cannot be inlined: {_text(error)}"
             ) from error
     return model
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[Any]:
+    """All names in a graph; damaged ones are bytes."""
+    for info in (*graph.input, *graph.output, *graph.initializer):
+        yield info.name
+    for node in graph.node:
+        yield from (node.op_type, node.name, node.domain, *node.input, *node.output)
+        yield from (item.name for item in node.attribute)
 
 
 def _contents(path: Path) -> bytes:
@@ -481,9 +492,9 @@ def _attributes(node: onnx.NodeProto, opset: int) -> dict[str, Any]:
     except onnx.defs.SchemaError:
         raise Refused(f"does not exist in opset {opset}") from None
     if not schema.min_input <= len(node.input) <= schema.max_input:
-        raise Refused(f"has {len(node.input)} inputs")
+        raise Refused(f"has {len(node.input)} inputs, which opset {opset} does not allow")
     if not schema.min_output <= len(node.output) <= schema.max_output:
-        raise Refused(f"has {len(node.output)} outputs")
+        raise Refused(f"has {len(node.output)} outputs, which opset {opset} does not allow")
     if any(not name for name in node.input[: schema.min_input]):
         raise Refused("lacks an input")
     known: dict[str, Any] = dict(schema.attributes)

@@ -19,6 +19,8 @@ from stagecert.networks.graph import Builder, Value
 LARGEST = 2**31
 # Constants that are computed, not stored, cost memory that the file does not account for.
 LARGEST_COMPUTED = 2**27
+# Axes, widths and lengths are few.
+_MOST_INTEGERS = 2**16
 
 Item: TypeAlias = Value | np.ndarray
 
@@ -184,6 +186,8 @@ class Call:
         array = self.constant(k, name)
         if not np.issubdtype(array.dtype, np.integer):
             raise Refused(f"needs integer {name}")
+        if array.size > _MOST_INTEGERS:
+            raise Refused(f"has {array.size} {name}, more than {_MOST_INTEGERS}")
         return [int(n) for n in array.ravel()]
 
 

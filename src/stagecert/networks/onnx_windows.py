@@ -84,7 +84,7 @@ def _pads(call: Call, rank: int) -> tuple[tuple[int, int], ...]:
 
 @converts("Conv")
 def _conv(call: Call):
-    x, weights = call.variable(), call.constant(1, "weights")
+    weights, x = call.constant(1, "weights"), call.variable()
     _check_kernel(call, x, weights)
     window = _window(call, x, weights.shape[2:])
     groups = call.get("group", 1)
@@ -125,7 +125,7 @@ def _biased(call: Call, x: Value) -> Value:
 
 @converts("ConvTranspose")
 def _conv_transpose(call: Call):
-    x, weights = call.variable(), call.constant(1, "weights")
+    weights, x = call.constant(1, "weights"), call.variable()
     _check_kernel(call, x, weights)
     space, kernel = x.shape[2:], weights.shape[2:]
     rank, groups = len(space), call.get("group", 1)
