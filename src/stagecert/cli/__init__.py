@@ -3,6 +3,7 @@
 import typer
 
 from stagecert.cli.demo import demo
+from stagecert.cli.inspect import inspect
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -10,6 +11,7 @@ app = typer.Typer(
     help="Stagewise convex problems, solved with a certificate.",
 )
 app.command()(demo)
+app.command()(inspect)
 
 
 @app.callback()

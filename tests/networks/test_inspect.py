@@ -1,0 +1,152 @@
+"""`stagecert inspect` on supported, unsupported and unreadable models."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from stagecert.cli import app
+from stagecert.networks.onnx import describe
+
+GOOD = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    graph (float[N, 3, 4] x) => (float[N, 5] y, float[N, 4] top)
+    <float[12, 5] w = {WEIGHTS}, float[5] b = {1, 2, 3, 4, 5}, float half = {0.5}, float one = {1},
+     float root = {1.4142135}>
+    {
+        [flat] f = Flatten(x)
+        h = Gemm(f, w, b)
+        shape = Constant <value_ints = [0, 5]> ()
+        r = Reshape(h, shape)
+        s = Div(r, root)
+        e = Erf(s)
+        a = Add(e, one)
+        m = Mul(r, a)
+        [last] y = Mul(m, half)
+        top = ReduceMax <axes = [1], keepdims = 0> (x)
+        unused = Relu(f)
+    }
+""".replace("WEIGHTS", ", ".join(["0.5"] * 60))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def invoke(model, *options):
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+        return CliRunner().invoke(app, ["inspect", str(path), *options], catch_exceptions=False)
+
+    return invoke
+
+
+@pytest.fixture
+def good():
+    return onnx.parser.parse_model(GOOD)
+
+
+@pytest.fixture
+def bad():
+    return onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        graph (float[N, 3] x) => (float[N, 3] y) {
+            [soft] s = Softmax(x)
+            [relu] r = Relu(s)
+            [top] v, i = TopK(r, k)
+            [sum] t = Add(v, v)
+            [red] y = Tanh(t)
+        }
+        """.replace("=> (float[N, 3] y) {", "=> (float[N, 3] y) <int64[1] k = {2}> {")
+    )
+
+
+def test_describe(good):
+    found = describe(good)
+    roles = [row.role for row in found.rows]
+    assert roles == [
+        "affine",
+        "affine",
+        "constant",
+        "affine",
+        "merged",
+        "merged",
+        "merged",
+        "gelu",
+        "affine",
+        "max",
+        "unused",
+    ]
+    assert found.refused == ()
+    assert found.inputs == (("x", (1, 3, 4)),)
+    assert found.outputs == (("y", (1, 5)), ("top", (1, 4)))
+    assert found.parameters == 60 + 5 + 3
+    assert found.neurons == 5 + 4
+    assert found.rows[1].parameters == 65
+    assert found.rows[1].shapes == ((1, 5),)
+
+
+def test_table(run, good):
+    result = run(good)
+    assert result.exit_code == 0
+    assert "input x: 1 x 3 x 4" in result.stdout
+    assert "output top: 1 x 4" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if "Gemm" in line)
+    assert " ".join(line.split()) == "2 Gemm 1 x 5 65 affine yes"
+    assert "68 parameters, 9 neurons" in result.stdout
+    assert "0 unsupported nodes" in result.stdout
+
+
+def test_unsupported_nodes_are_shown(run, bad):
+    result = run(bad)
+    assert result.exit_code == 1
+    assert "no: is nonlinear in several variables at once" in result.stdout
+    assert "no: is not continuous" in result.stdout
+    assert "2 unsupported nodes" in result.stdout
+    # What comes after them is listed too.
+    assert "Tanh" in result.stdout
+
+
+def test_json(run, good, bad):
+    result = run(good, "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["unsupported"] == 0
+    assert len(found["rows"]) == 11
+    assert all(row["supported"] for row in found["rows"])
+    result = run(bad, "--json")
+    assert result.exit_code == 1
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["supported"] for row in rows] == [False, True, False, True, True]
+    assert [row["role"] for row in rows] == ["refused", "relu", "refused", "unknown", "unknown"]
+
+
+def test_names_do_not_format_the_table(run, good):
+    good.graph.node[0].name = "[red]\x1b[31m"
+    result = run(good)
+    assert "[red]?[31m" in result.stdout
+
+
+def test_unreadable_files(run, tmp_path):
+    result = run(b"rubbish")
+    assert result.exit_code == 2
+    assert "is no ONNX model" in result.stderr
+    assert result.stdout == ""
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "missing.onnx")])
+    assert result.exit_code == 2
+    assert "cannot be read" in result.stderr
+
+
+def test_large_model(run):
+    """Shapes and counts are written out in full."""
+    weights = onnx.numpy_helper.from_array(np.ones((1000, 1000), np.float32), "w")
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node], "g", [info("x", 1, [1, 1000])], [info("y", 1, [1, 1000])], [weights]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    assert "1,000,000 parameters" in run(model).stdout
