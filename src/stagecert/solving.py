@@ -37,6 +37,7 @@ from stagecert.solution import Solution
 from stagecert.solvers import (
     AbstractSolver,
     Accelerated,
+    Damped,
     Greedy,
     Polish,
     Safe,
@@ -50,6 +51,7 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
     """The solvers to run one after the other: a name, an object, or a sequence of these."""
     names = {
         "auto": (Greedy(patience=0, progress=0.5), Polish()),
+        "damped": (Damped(),),
         "greedy": (Greedy(),),
         "accelerated": (Accelerated(),),
         "simple": (Simple(),),

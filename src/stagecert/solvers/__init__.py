@@ -1,6 +1,7 @@
 """Solvers: small objects that one loop (stagecert.solving) runs."""
 
 from stagecert.solvers.base import AbstractSolver, Report
+from stagecert.solvers.damped import Damped
 from stagecert.solvers.gradient import Accelerated, Backtracking, Simple
 from stagecert.solvers.greedy import Greedy
 from stagecert.solvers.polish import Polish
@@ -11,6 +12,7 @@ __all__ = [
     "AbstractSolver",
     "Accelerated",
     "Backtracking",
+    "Damped",
     "Greedy",
     "Polish",
     "Report",

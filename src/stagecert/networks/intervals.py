@@ -1,0 +1,76 @@
+"""Interval bounds: boxes carried through the network, rounded outward.
+
+An interval is (centre, radius). A linear operation maps centres by itself and radii by its weights'
+absolute values. Rounding is accounted for a priori: a sum of n products, in whatever order, is off
+by at most n * eps * (sum of the absolute values), so the radius is widened by a little more than
+that.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from stagecert.networks.operations import Linear
+from stagecert.networks.relaxation import Segment, Split
+
+
+def widened(radius, magnitude, terms: int):
+    """A radius that covers rounding errors of sums of `terms` products of total `magnitude`."""
+    eps = jnp.finfo(radius.dtype).eps
+    tiny = jnp.finfo(radius.dtype).tiny
+    return (radius + (3 * (terms + 2) * eps) * magnitude) * (1 + 8 * eps) + 8 * (terms + 1) * tiny
+
+
+def segment_interval(segment: Segment, inputs: tuple, blocks: tuple):
+    """(low, high) of a segment's output where inputs and blocks are (low, high) pairs."""
+    intervals = [_centred(*pair) for pair in segment.pick(inputs, blocks)]
+    for node in segment.nodes:
+        operation, weights = node.operation, node.weights
+        arguments = [intervals[k] for k in node.arguments]
+        if isinstance(operation, Linear):
+            centres, radii = zip(*arguments, strict=True)
+            centre = operation(weights, *centres)
+            radius = operation.radius(weights, *radii)
+            terms = operation.terms(weights, *(jnp.shape(c) for c in centres))
+            if terms:
+                magnitude = operation.radius(weights, *map(jnp.abs, centres)) + radius
+                radius = widened(radius, magnitude, terms)
+        else:  # a shift
+            ((centre, radius),) = arguments
+            centre = operation(weights, centre)
+            radius = widened(jnp.broadcast_to(radius, centre.shape), jnp.abs(centre) + radius, 1)
+        intervals.append((centre, radius))
+    return _ends(*intervals[segment.output])
+
+
+def _centred(low, high):
+    centre = 0.5 * low + 0.5 * high
+    radius = jnp.maximum(high - centre, centre - low)
+    return centre, widened(radius, jnp.abs(centre) + radius, 0)
+
+
+def _ends(centre, radius):
+    infinity = jnp.inf
+    low = jnp.nextafter(centre - radius, -infinity)
+    high = jnp.nextafter(centre + radius, infinity)
+    return low, high
+
+
+def interval_bounds(parts: Split, inputs: tuple):
+    """Intervals of every layer's argument, and of the outputs; `inputs` are (low, high) pairs."""
+    blocks: tuple = ()
+    arguments = []
+    for layer in parts.layers:
+        low, high = segment_interval(layer.segment, inputs, blocks)
+        arguments.append((low, high))
+        blocks = (*blocks, layer.image(low, high))
+    return tuple(arguments), segment_interval(parts.last, inputs, blocks)
+
+
+def interval_inputs(lower, upper) -> tuple:
+    """Pairs (low, high), one for each input."""
+    lower = lower if isinstance(lower, tuple) else (lower,)
+    upper = upper if isinstance(upper, tuple) else (upper,)
+    return tuple(zip(lower, upper, strict=True))
+
+
+jitted_interval_bounds = jax.jit(interval_bounds)

@@ -1,0 +1,294 @@
+"""What a node of a network may do: linear operations, a shift, an activation, a maximum.
+
+Every operation is a small frozen dataclass: its fields are what compilation may depend on, arrays
+(weights) are passed in. A *linear* operation is linear in its arguments taken together, and each
+coefficient is a product of its weights; so the same operation with the weights' absolute values
+carries radii of intervals (`radius`), which is all that interval bounds need to know.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Calls are `operation(weights, *arguments)`."""
+
+    label: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Linear(Operation):
+    """Linear in all arguments together."""
+
+    def __call__(self, weights, *arguments):
+        raise NotImplementedError
+
+    def radius(self, weights, *radii):
+        """The radius of the output's interval, from those of the arguments."""
+        return self(jax.tree.map(_magnitude, weights), *radii)
+
+    def terms(self, weights, *shapes) -> int:
+        """How many products are added up for one entry; 0 where entries only move."""
+        return 0
+
+    def back_terms(self, weights, shapes) -> int:
+        """The same for the transposed operation: in how many products an entry of x is used."""
+        return 1
+
+
+def _magnitude(weights):
+    floating = jnp.issubdtype(jnp.asarray(weights).dtype, jnp.floating)
+    return jnp.abs(weights) if floating else weights
+
+
+@dataclass(frozen=True)
+class MatMul(Linear):
+    """x @ weights, or weights @ x if `left`."""
+
+    label: ClassVar[str] = "matmul"
+    left: bool = False
+
+    def __call__(self, weights, x):
+        return jnp.matmul(weights, x) if self.left else jnp.matmul(x, weights)
+
+    def terms(self, weights, *shapes) -> int:
+        return shapes[0][-1] if not self.left else jnp.shape(weights)[-1]
+
+    def back_terms(self, weights, shapes) -> int:
+        return jnp.shape(weights)[-2] if self.left else jnp.shape(weights)[-1]
+
+
+@dataclass(frozen=True)
+class Conv(Linear):
+    """Convolution of any rank: x is (N, C, *space), weights (O, C / groups, *kernel).
+
+    `input_dilation` above one inserts zeros between the entries of x: a transposed convolution.
+    """
+
+    label: ClassVar[str] = "conv"
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    input_dilation: tuple[int, ...]
+    groups: int = 1
+
+    def __call__(self, weights, x):
+        return jax.lax.conv_general_dilated(
+            x,
+            weights,
+            self.strides,
+            self.padding,
+            lhs_dilation=self.input_dilation,
+            rhs_dilation=self.dilation,
+            feature_group_count=self.groups,
+        )
+
+    def terms(self, weights, *shapes) -> int:
+        return math.prod(jnp.shape(weights)[1:])
+
+    def back_terms(self, weights, shapes) -> int:
+        shape = jnp.shape(weights)
+        return shape[0] // self.groups * math.prod(shape[2:])
+
+
+@dataclass(frozen=True)
+class Scale(Linear):
+    """x * weights, with broadcasting."""
+
+    label: ClassVar[str] = "scale"
+
+    def __call__(self, weights, x):
+        return x * weights
+
+    def terms(self, weights, *shapes) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Sum(Linear):
+    """The sum of the arguments, each times 1 or -1, with broadcasting."""
+
+    label: ClassVar[str] = "sum"
+    signs: tuple[int, ...]
+
+    def __call__(self, weights, *arguments):
+        total: Any = 0
+        for sign, x in zip(self.signs, arguments, strict=True):
+            total = total + x if sign > 0 else total - x
+        return total
+
+    def radius(self, weights, *radii):
+        return sum(radii)
+
+    def terms(self, weights, *shapes) -> int:
+        return len(self.signs)
+
+
+@dataclass(frozen=True)
+class Reshape(Linear):
+    """The entries in another shape."""
+
+    label: ClassVar[str] = "reshape"
+    shape: tuple[int, ...]
+
+    def __call__(self, weights, x):
+        return jnp.reshape(x, self.shape)
+
+
+@dataclass(frozen=True)
+class Broadcast(Linear):
+    """Repeats entries along axes of length one or new leading axes."""
+
+    label: ClassVar[str] = "broadcast"
+    shape: tuple[int, ...]
+
+    def __call__(self, weights, x):
+        return jnp.broadcast_to(x, self.shape)
+
+    def back_terms(self, weights, shapes) -> int:
+        return math.prod(self.shape) // max(math.prod(shapes[0]), 1)
+
+
+@dataclass(frozen=True)
+class Transpose(Linear):
+    """The axes in another order."""
+
+    label: ClassVar[str] = "transpose"
+    axes: tuple[int, ...]
+
+    def __call__(self, weights, x):
+        return jnp.transpose(x, self.axes)
+
+
+@dataclass(frozen=True)
+class Slice(Linear):
+    """x[start:stop:step] along every axis; steps are positive."""
+
+    label: ClassVar[str] = "slice"
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def __call__(self, weights, x):
+        return jax.lax.slice(x, self.starts, self.stops, self.steps)
+
+
+@dataclass(frozen=True)
+class Take(Linear):
+    """Entries by index: along one axis, or of the flattened array if `axis` is None.
+
+    The weights are an array of nonnegative integers, whose shape replaces the axis.
+    """
+
+    label: ClassVar[str] = "take"
+    axis: int | None = None
+
+    def __call__(self, weights, x):
+        return jnp.take(x, weights, axis=self.axis)
+
+    def back_terms(self, weights, shapes) -> int:
+        return math.prod(jnp.shape(weights))
+
+
+@dataclass(frozen=True)
+class Concat(Linear):
+    """The arguments one after the other along an axis."""
+
+    label: ClassVar[str] = "concat"
+    axis: int
+
+    def __call__(self, weights, *arguments):
+        return jnp.concatenate(arguments, axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Pad(Linear):
+    """Zeros around x: (before, after) for every axis; negative numbers cut."""
+
+    label: ClassVar[str] = "pad"
+    widths: tuple[tuple[int, int], ...]
+
+    def __call__(self, weights, x):
+        return jax.lax.pad(x, jnp.zeros((), x.dtype), [(a, b, 0) for a, b in self.widths])
+
+
+@dataclass(frozen=True)
+class Reduce(Linear):
+    """The sum over some axes."""
+
+    label: ClassVar[str] = "reduce"
+    axes: tuple[int, ...]
+    keepdims: bool
+
+    def __call__(self, weights, x):
+        return jnp.sum(x, axis=self.axes, keepdims=self.keepdims)
+
+    def terms(self, weights, *shapes) -> int:
+        return math.prod(shapes[0][k] for k in self.axes)
+
+
+@dataclass(frozen=True)
+class WindowSum(Linear):
+    """The sum over a sliding window; one number for each axis of x."""
+
+    label: ClassVar[str] = "window sum"
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+    def __call__(self, weights, x):
+        zero = np.zeros((), x.dtype)
+        return jax.lax.reduce_window(
+            x, zero, jax.lax.add, self.window, self.strides, self.padding, None, self.dilation
+        )
+
+    def terms(self, weights, *shapes) -> int:
+        return math.prod(self.window)
+
+    def back_terms(self, weights, shapes) -> int:
+        return math.prod(self.window)
+
+
+@dataclass(frozen=True)
+class Shift(Operation):
+    """x + weights, with broadcasting."""
+
+    label: ClassVar[str] = "shift"
+
+    def __call__(self, weights, x):
+        return x + weights
+
+
+@dataclass(frozen=True)
+class Activation(Operation):
+    """One nonlinear function of each entry: see stagecert.networks.activations.
+
+    `kind` is the name that the function is registered under; `settings` are its fixed numbers, as
+    (name, value) pairs; arrays that go with the entries (the slopes of PRelu) are the weights.
+    """
+
+    label: ClassVar[str] = "activation"
+    kind: str
+    settings: tuple[tuple[str, float], ...] = ()
+
+    def __call__(self, weights, x):
+        from stagecert.networks.activations import find
+
+        return find(self.kind)(x, weights, **dict(self.settings))
+
+
+@dataclass(frozen=True)
+class Max(Operation):
+    """The maximum over the last axis."""
+
+    label: ClassVar[str] = "max"
+
+    def __call__(self, weights, x):
+        return jnp.max(x, axis=-1)

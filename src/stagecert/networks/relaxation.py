@@ -1,0 +1,160 @@
+"""A network as a stagewise convex problem: one stage for each activation, nothing else.
+
+Between two activations a network is affine. `split` cuts it there: what comes out are *layers*,
+each an affine `Segment` of the inputs and earlier blocks followed by an activation or a maximum,
+and a last segment that makes the outputs. A block is what an activation puts out; affine values
+are never variables of the problem.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from stagecert.networks.activations import AbstractWedge, find
+from stagecert.networks.graph import Network, Node
+from stagecert.networks.maxima import max_image, max_wedge
+from stagecert.networks.operations import Activation, Concat, Max, Reshape
+from stagecert.pieces import evaluate
+from stagecert.problem import AbstractStage, Objective, Problem, StageTrace
+from stagecert.sets import AbstractSet
+
+
+class Segment(eqx.Module):
+    """An affine function of the inputs and of earlier blocks.
+
+    `sources` says what the first values are: (True, k) is input k, (False, k) is block k.
+    """
+
+    nodes: tuple[Node, ...]
+    sources: tuple[tuple[bool, int], ...] = eqx.field(static=True)
+    output: int = eqx.field(static=True)
+
+    def pick(self, inputs, blocks) -> list:
+        """The values that the segment reads."""
+        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+        return [inputs[k] if is_input else blocks[k] for is_input, k in self.sources]
+
+    def __call__(self, inputs, blocks):
+        values = self.pick(inputs, blocks)
+        for node in self.nodes:
+            values.append(node.operation(node.weights, *(values[k] for k in node.arguments)))
+        return values[self.output]
+
+
+class Layer(eqx.Module):
+    """A segment and the nonlinear node that follows it."""
+
+    segment: Segment
+    operation: Activation | Max = eqx.field(static=True)
+    weights: Any
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def wedge(self, low, high) -> AbstractWedge:
+        """The convex hull of the nonlinear node where its arguments are in [low, high]."""
+        if isinstance(self.operation, Max):
+            return max_wedge(low, high)
+        settings = dict(self.operation.settings)
+        return find(self.operation.kind).wedge(low, high, self.weights, **settings)
+
+    def image(self, low, high):
+        """An interval that contains the block where the arguments are in [low, high]."""
+        if isinstance(self.operation, Max):
+            return max_image(low, high)
+        settings = dict(self.operation.settings)
+        return find(self.operation.kind).image(low, high, self.weights, **settings)
+
+
+class Split(eqx.Module):
+    """A network cut at its activations."""
+
+    layers: tuple[Layer, ...]
+    last: Segment
+    names: tuple[str, ...] = eqx.field(static=True)
+
+
+def split(network: Network) -> Split:
+    """Cuts a network at its activations; the last segment gives all outputs as one vector."""
+    count = len(network.input_shapes)
+    # Where a value comes from: an input, a block, or an affine node.
+    block_of: dict[int, int] = {}
+    layers, names = [], []
+
+    def segment(target: int, extra: tuple[Node, ...] = (), roots: tuple[int, ...] = ()):
+        """The affine nodes between `target` (or `roots`, joined by `extra`) and their sources."""
+        needed: set[int] = set()
+        stack = [target] if not roots else list(roots)
+        sources: set[int] = set()
+        while stack:
+            index = stack.pop()
+            if index < count or index in block_of:
+                sources.add(index)
+            elif index not in needed:
+                needed.add(index)
+                stack.extend(network.nodes[index - count].arguments)
+        inner, outer = sorted(needed), sorted(sources)
+        place = {index: k for k, index in enumerate([*outer, *inner])}
+        nodes = tuple(
+            Node(node.operation, tuple(place[a] for a in node.arguments), node.weights, node.shape)
+            for node in (network.nodes[index - count] for index in inner)
+        )
+        named = tuple((k < count, k if k < count else block_of[k]) for k in outer)
+        if not roots:
+            return Segment(nodes, named, place[target])
+        joined, ends = [], []
+        for root in roots:
+            joined.append(Node(Reshape((-1,)), (place[root],), None, ()))
+            ends.append(len(outer) + len(nodes) + len(joined) - 1)
+        joined.append(Node(Concat(0), tuple(ends), None, ()))
+        nodes = (*nodes, *joined)
+        return Segment(nodes, named, len(outer) + len(nodes) - 1)
+
+    for number, node in enumerate(network.nodes):
+        if isinstance(node.operation, (Activation, Max)):
+            before = segment(node.arguments[0])
+            layers.append(Layer(before, node.operation, node.weights, node.shape))
+            names.append(network.labels.nodes[number] or f"layer {len(layers)}")
+            block_of[count + number] = len(layers) - 1
+    return Split(tuple(layers), segment(-1, roots=network.outputs), tuple(names))
+
+
+class LayerStage(AbstractStage):
+    """The stage of one layer. The affine part runs once for both bounds, forwards and backwards."""
+
+    segment: Segment
+    wedge: AbstractWedge
+    name: str | None = eqx.field(static=True, default=None)
+    box: Any = None
+
+    def _bounds(self, inputs, blocks, treatment, data):
+        x = self.segment(inputs, blocks)
+        of_lower, of_upper = (None, None) if data is None else data
+        lower, low_records = evaluate(self.wedge.lower, (x,), treatment, of_lower)
+        upper, high_records = evaluate(self.wedge.upper, (x,), treatment, of_upper)
+        return lower, upper, (low_records, high_records)
+
+    def trace(self, inputs, blocks, fractions, probe, channel, mix, treatment, data):
+        lower, upper, records = self._bounds(inputs, blocks, treatment, data)
+        block, channel = mix(fractions, lower, upper, channel)
+        return StageTrace(block + probe, lower, upper, records), channel
+
+    def bounds(self, inputs, blocks, block, treatment=None, data=None):
+        return self._bounds(inputs, blocks, treatment, data)
+
+    def shape(self, inputs, blocks):
+        return jax.eval_shape(lambda i, b: self._bounds(i, b, None, None)[0], inputs, blocks)
+
+
+def _row_of_outputs(params, inputs, blocks):
+    segment, row = params
+    return jnp.vdot(row, segment(inputs, blocks))
+
+
+def relaxed(parts: Split, inputs: AbstractSet, wedges: tuple, row) -> Problem:
+    """The problem: minimise row . outputs over the inputs and the wedges."""
+    stages = tuple(
+        LayerStage(layer.segment, wedge, name)
+        for layer, wedge, name in zip(parts.layers, wedges, parts.names, strict=True)
+    )
+    return Problem(inputs, stages, Objective(_row_of_outputs, (parts.last, row)))

@@ -1,0 +1,127 @@
+"""Greedy steps with a memory: the slopes of nonsmooth pieces move gradually instead of jumping.
+
+A greedy step answers the latest slopes with the best corner, and takes the slopes of the pieces
+from there; at an optimum with kinks the two chase each other for ever. Here the slopes remember:
+max(x) = max over weights w of w . x, and each step moves w towards the weights that x asks for by
+w <- projection of w + x / width, a proximal step on the dual side, which is free because x is known
+from the forward pass. The width of each piece grows with how much its own x has jumped so far (as
+in AdaGrad), so steps shrink where, and only where, the search still oscillates. The point goes to
+the corner, from the fourth step on half of the way, which settles what the curved stages do.
+
+A step costs two passes, whatever happens: one forward, one back.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from stagecert import pieces, tree
+from stagecert.certificate import evaluate, passes_of_evaluate
+from stagecert.problem import Problem
+from stagecert.reformulation import Point
+from stagecert.solvers.base import AbstractSolver, report
+from stagecert.solvers.polish import smoothing_data
+
+
+class Memory(eqx.Module):
+    """What is remembered of one nonsmooth piece.
+
+    weights: its slopes; unit: the range of its arguments; jumps: the sum of the squares by which
+    its arguments changed from step to step; last: the arguments of the last step.
+    """
+
+    weights: Any
+    unit: Any
+    jumps: Any
+    last: Any
+
+
+def _is_memory(node) -> bool:
+    return isinstance(node, Memory)
+
+
+class DampedState(eqx.Module):
+    """Where the search stands, where the greedy corner is, and what the pieces remember."""
+
+    point: Point
+    corner: Point
+    memory: Any
+    count: Any
+
+
+class Damped(AbstractSolver):
+    """Greedy steps with damped slopes.
+
+    Attributes:
+        hints: problem -> (unit, first weights) for every nonsmooth piece, arranged like the records
+            of a forward pass. None: both are measured at the starting point.
+        rate: how far the slopes move: a piece whose arguments differ by `base` times its unit moves
+            them by rate / 2.
+        base: share of a piece's unit that counts as a small difference.
+        whole: how many steps go all the way to the corner; later ones go half of the way.
+    """
+
+    name: ClassVar[str] = "damped"
+    hints: Callable[[Problem], Any] | None = eqx.field(static=True, default=None)
+    rate: float = 1.4
+    base: float = 0.08
+    whole: int = 3
+    patience: int = 8
+    progress: float = 0.9
+
+    def init(self, problem, point):
+        passes = passes_of_evaluate(with_gradient=False)
+        if self.hints is None:
+            exact = evaluate(problem, point, pieces.measured, with_gradient=False)
+            data = smoothing_data(exact.done.records)
+            passes = 2 * passes
+        else:
+            data = self.hints(problem)
+        memory = jax.tree.map(_first_memory, data, is_leaf=_is_datum)
+        return self._evaluated(problem, point, memory, jnp.zeros((), jnp.int32), passes)
+
+    def step(self, problem, state: DampedState):
+        share = jnp.where(state.count <= self.whole, 1.0, 0.5)
+        point = tree.between(
+            state.point, state.corner, share.astype(jax.tree.leaves(state.point)[0].dtype)
+        )
+        passes = passes_of_evaluate(with_gradient=False)
+        return self._evaluated(problem, point, state.memory, state.count, passes)
+
+    def _evaluated(self, problem, point, memory, count, passes):
+        evaluation = evaluate(problem, point, self._remembering(count), memory, with_gradient=False)
+        memory = evaluation.done.records
+        weights = jax.tree.map(lambda m: m.weights, memory, is_leaf=_is_memory)
+        evaluation = eqx.tree_at(lambda e: e.done.records, evaluation, weights)
+        corner = Point(evaluation.minimiser, evaluation.consistent.shares)
+        return DampedState(point, corner, memory, count + 1), report(evaluation, passes)
+
+    def _remembering(self, count):
+        def treatment_of(slack_share):
+            def treat(x, memory: Memory):
+                at = jax.lax.stop_gradient(x)
+                change = at - memory.last
+                jump = jnp.max(change, axis=-1) - jnp.min(change, axis=-1)
+                jumps = jnp.where(count > 0, memory.jumps + jump**2, memory.jumps)
+                width = jnp.sqrt((self.base * memory.unit) ** 2 + jumps) / self.rate
+                # A piece that cannot move (all arguments equal) has no width: any weights will do.
+                width = jnp.where(width > 0, width, 1)
+                weights = pieces.smooth_weights(at, width, memory.weights)
+                value = pieces.sloped_max(x, weights, slack_share)
+                return value, Memory(weights, memory.unit, jumps, at)
+
+            return treat
+
+        return treatment_of
+
+
+def _is_datum(node) -> bool:
+    return isinstance(node, tuple) and len(node) == 2 and all(hasattr(x, "dtype") for x in node)
+
+
+def _first_memory(datum) -> Memory:
+    unit, weights = datum
+    return Memory(weights, unit, jnp.zeros_like(unit), jnp.zeros_like(weights))
