@@ -9,6 +9,7 @@ from stagecert.networks import operations as op
 from stagecert.networks.graph import Value
 from stagecert.networks.onnx_arithmetic import maximum
 from stagecert.networks.onnx_nodes import LARGEST_COMPUTED, Call, Refused, check_size, converts
+from stagecert.networks.onnx_shapes import cut
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,26 @@ def _window(call: Call, x: Value, kernel) -> _Window:
         raise Refused(f"has an impossible window: {kernel}")
     space = x.shape[2:]
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    auto = call.get("auto_pad", b"NOTSET")
+    auto, ceil = call.get("auto_pad", b"NOTSET"), call.get("ceil_mode", 0)
+    # Where the standard leaves room, runtimes differ; a model must not mean something else here.
+    vague = ceil and auto not in (b"NOTSET", b"")
     if auto in (b"SAME_UPPER", b"SAME_LOWER"):
         count = tuple(-(-n // s) for n, s in zip(space, strides, strict=True))
-        totals = (
-            max((c - 1) * s + r - n, 0)
-            for c, s, r, n in zip(count, strides, reach, space, strict=True)
+        totals = [
+            (c - 1) * s + r - n for c, s, r, n in zip(count, strides, reach, space, strict=True)
+        ]
+        vague = vague or max(dilation) > 1 or (call.operator != "Conv" and min(totals) < 0)
+        pads = tuple(_halves(max(total, 0), auto == b"SAME_UPPER") for total in totals)
+        if not vague:
+            return _Window(space, kernel, strides, dilation, pads, count)
+    if vague:
+        raise Refused(
+            f"has auto_pad={auto.decode()} together with dilations, ceil_mode or strides beyond "
+            "the window, which runtimes understand in different ways; give it explicit pads"
         )
-        pads = tuple(_halves(total, auto == b"SAME_UPPER") for total in totals)
-        return _Window(space, kernel, strides, dilation, pads, count)
     if auto not in (b"NOTSET", b"VALID", b""):
         raise Refused(f"has an unknown auto_pad, {auto!r}")
     pads = ((0, 0),) * rank if auto == b"VALID" else _pads(call, rank)
-    ceil = call.get("ceil_mode", 0)
     count = []
     for n, s, r, (before, after) in zip(space, strides, reach, pads, strict=True):
         free = n + before + after - r
@@ -93,7 +101,12 @@ def _conv(call: Call):
             f"has weights of shape {weights.shape} in {groups} groups for {x.shape[1]} channels"
         )
     ones = (1,) * len(window.space)
-    conv = op.Conv(window.strides, _trailing(window), window.dilation, ones, groups)
+    pads = _trailing(window)
+    most = [(k - 1) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
+    if any(max(pad) > n for pad, n in zip(pads, most, strict=True)):
+        # The adjoint of such a convolution has negative padding: see below.
+        x, pads = call.add(op.Pad(((0, 0), (0, 0), *pads)), x), ((0, 0),) * len(ones)
+    conv = op.Conv(window.strides, pads, window.dilation, ones, groups)
     return _biased(call, call.add(conv, x, weights=weights))
 
 
@@ -147,21 +160,29 @@ def _conv_transpose(call: Call):
     if shape:
         # Some exporters give the batch and the channels too.
         totals = [f - n for f, n in zip(full, shape[-rank:], strict=True)]
-        pads = [_halves(max(total, 0), auto == b"SAME_UPPER") for total in totals]
-        # An output that is larger than all windows together has zeros behind it.
-        pads = [(a, b + min(t, 0)) for (a, b), t in zip(pads, totals, strict=True)]
+        if min(totals) < 0:
+            raise Refused(f"has the output shape {shape}, which is more than its windows reach")
+        pads = [_halves(total, auto == b"SAME_UPPER") for total in totals]
     else:
         pads = ((0, 0),) * rank if auto == b"VALID" else _pads(call, rank)
     # A transposed convolution convolves its spread-out input with the mirrored weights.
     inside = (groups, weights.shape[0] // groups, weights.shape[1], *kernel)
     swapped = weights.reshape(inside).swapaxes(1, 2).reshape(-1, inside[1], *kernel)
     mirrored = swapped[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
-    padding = tuple(
+    padding = [
         ((k - 1) * d - before, (k - 1) * d - after + e)
         for k, d, (before, after), e in zip(kernel, dilation, pads, extra, strict=True)
-    )
-    conv = op.Conv((1,) * rank, padding, dilation, strides, groups)
-    return _biased(call, call.add(conv, x, weights=np.ascontiguousarray(mirrored)))
+    ]
+    # Negative padding is cut off afterwards: XLA's convolutions on CPUs get it wrong in float32.
+    widths = tuple((max(a, 0), max(b, 0)) for a, b in padding)
+    conv = op.Conv((1,) * rank, widths, dilation, strides, groups)
+    y = call.add(conv, x, weights=np.ascontiguousarray(mirrored))
+    ranges = [
+        range(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(y.shape[2:], padding, strict=True)
+    ]
+    check_size([len(r) for r in ranges])
+    y = cut(call, y, [*(range(n) for n in y.shape[:2]), *ranges])
+    return _biased(call, y)
 
 
 @converts("AveragePool")
