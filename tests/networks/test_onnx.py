@@ -843,8 +843,13 @@ def test_constants_that_are_too_large_or_random_are_refused():
     g("Add", "x", g("Range", number(0), number(1e12), number(1)))
     g("Add", "x", g("Add", draw(2**15, 1), draw(1, 2**15)))
     g("Add", "x", g("RandomNormal", shape=[4]))
+    tall, wide = draw(2**15, 1), draw(1, 2**15)
+    y = g("Unsqueeze", g("ReduceSum", "x", ints(1), keepdims=0), ints(0))
+    g("Sum", y, tall, wide)
+    g("Max", y, tall, wide)
+    g("Gemm", tall, wide, y)
     message = refusal(g)
-    assert message.count("makes a tensor of") == 4
+    assert message.count("makes a tensor of") == 7
     assert "RandomNormal 'node_8' is not supported, not even for constants" in message
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from stagecert.networks import operations as op
 from stagecert.networks.graph import Value
 from stagecert.networks.onnx_nodes import (
+    LARGEST_COMPUTED,
     Call,
     Item,
     Placeholder,
@@ -60,6 +61,7 @@ def add_up(call: Call, items: Sequence[Item | None], signs: Sequence[int]) -> Va
     if constants:
         # One constant is kept as it is stored; several are added up precisely.
         many = len(constants) > 1
+        check_size(np.broadcast_shapes(*(c.shape for c in constants)), LARGEST_COMPUTED)
         shift = sum(map(precise, constants)) if many else constants[0]
         total = call.add(op.Shift(), total, weights=shift)
     return total
@@ -126,6 +128,7 @@ def _gemm(call: Call):
     elif isinstance(b, Value):
         product = call.add(op.MatMul(left=True), b, weights=_times(alpha, a))
     else:
+        check_size((a.shape[0], b.shape[1]), LARGEST_COMPUTED)
         product = alpha * (precise(a) @ precise(b))
     if c is None or beta == 0:
         return product
@@ -252,6 +255,7 @@ def _max(call: Call):
     extreme = np.max if sign > 0 else np.min
     bound = None
     if constants:
+        check_size((len(constants), *shape), LARGEST_COMPUTED)
         bound = extreme(np.stack(np.broadcast_arrays(*constants)), axis=0)
     if len(variables) == 1 and bound is None:
         return variables[0]

@@ -189,6 +189,7 @@ def _conv_transpose(call: Call):
 def _average_pool(call: Call):
     x = call.variable()
     window = _window(call, x, call.integers("kernel_shape") or [])
+    check_size((*window.count, *window.kernel), LARGEST_COMPUTED)
     ones, none = (1, 1), ((0, 0), (0, 0))
     total = call.add(
         op.WindowSum(
