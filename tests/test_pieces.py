@@ -76,7 +76,7 @@ def test_pieces_are_found_inside_other_transformations(wrap):
     x = jnp.array([-1.0, 0.0, 2.0])
 
     def halved(y, _):
-        return pieces.max_p.bind(y) / 2, y
+        return pieces.value_of(y) / 2, y
 
     out, records = pieces.evaluate(function, (x,), halved)
     np.testing.assert_allclose(out, np.maximum(3 * x, 0) / 2 + x)
@@ -97,7 +97,7 @@ def test_static_arguments_pass_through():
         return sc.max(x * params["scale"], axis=params["axis"])
 
     arguments = ({"scale": 2.0, "axis": 0}, jnp.array([[1.0, 5.0], [3.0, 2.0]]))
-    out, records = pieces.evaluate(function, arguments, lambda x, _: (pieces.max_p.bind(x), x))
+    out, records = pieces.evaluate(function, arguments, lambda x, _: (pieces.value_of(x), x))
     np.testing.assert_array_equal(out, [6.0, 10.0])
     assert records[0].shape == (2, 2)
 
@@ -109,6 +109,13 @@ def test_slack_of_given_slopes_is_charged():
     x = jnp.array([2.0, 1.0])
     slope, slack = jax.grad(total, argnums=(0, 1))(x, 1.0)
     np.testing.assert_array_equal(slope, [0.25, 0.75])
+    assert slack == pytest.approx(2.0 - 1.25)
+    pair = (jnp.array([2.0]), jnp.array([1.0]))
+    first = pieces.First(jnp.array([0.25]))
+    slopes, slack = jax.grad(lambda p, s: jnp.sum(pieces.sloped_max(p, first, s)), (0, 1))(
+        pair, 1.0
+    )
+    np.testing.assert_array_equal(jnp.concatenate(slopes), [0.25, 0.75])
     assert slack == pytest.approx(2.0 - 1.25)
     # A negative sign is not a line from below: the charge is infinite.
     assert jax.grad(lambda share: -total(x, share))(1.0) == jnp.inf

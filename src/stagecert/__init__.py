@@ -8,7 +8,7 @@ from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, 
 from stagecert.plotting import plot_trace
 from stagecert.problem import AbstractStage, Objective, Problem, ScanStage, Stage, StageTrace
 from stagecert.reformulation import Point
-from stagecert.sets import AbstractSet, Ball, Box, Product, Simplex
+from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product, Simplex
 from stagecert.solution import Solution, Stats, Status, Trace
 from stagecert.solvers import AbstractSolver
 from stagecert.solving import solve, solve_batch
@@ -25,6 +25,7 @@ __all__ = [
     "Batch",
     "BatchSolution",
     "Box",
+    "BoxBall",
     "Certificate",
     "Findings",
     "Objective",

@@ -132,7 +132,7 @@ def minimum_of_linearisation(
     curvature = problem.objective.curvature_inputs
     if curvature is None:
         best = problem.inputs.minimise_linear(of_inputs)
-        term = tree.dot(of_inputs, tree.subtract(best, anchor.inputs))
+        term = problem.inputs.linear_minimum(of_inputs) - tree.dot(of_inputs, anchor.inputs)
     else:
         curvature = jax.tree.map(lambda c: jnp.where(tangent, c, 0), curvature)
         best, term = problem.inputs.minimise_quadratic(of_inputs, anchor.inputs, curvature)

@@ -65,12 +65,17 @@ class History(eqx.Module):
     passes: Any
 
 
-def _absorbed(lane: Lane, found: Report, stopping: Stopping, solver: AbstractSolver) -> Lane:
-    """The lane after a report: best point and best bound kept, stopping rules applied."""
+def _absorbed(
+    lane: Lane, found: Report, stopping: Stopping, solver: AbstractSolver, running: Any = True
+) -> Lane:
+    """The lane after a report: best point and best bound kept, stopping rules applied.
+
+    A lane that is not `running` stays as it is, but for its solver's state, which nothing reads.
+    """
     finite = jnp.isfinite(found.value)
     crossed = found.crossing.amount > 0
-    better = finite & ~crossed & (found.value < lane.value)
-    higher = (found.bound > lane.bound) & jnp.isfinite(found.bound)
+    better = finite & ~crossed & (found.value < lane.value) & running
+    higher = (found.bound > lane.bound) & jnp.isfinite(found.bound) & running
     value = jnp.where(better, found.value, lane.value)
     bound = jnp.where(higher, found.bound, lane.bound)
     gap = value - bound
@@ -94,12 +99,12 @@ def _absorbed(lane: Lane, found: Report, stopping: Stopping, solver: AbstractSol
         value,
         tree.select(higher, found.proposal, lane.proposal),
         bound,
-        tree.select(crossed, found.crossing, lane.crossing),
+        tree.select(crossed & running, found.crossing, lane.crossing),
         lane.iteration,
-        lane.passes + found.passes,
-        stale,
-        jnp.where(smaller, gap, lane.smallest),
-        code.astype(jnp.int32),
+        jnp.where(running, lane.passes + found.passes, lane.passes),
+        jnp.where(running, stale, lane.stale),
+        jnp.where(smaller & running, gap, lane.smallest),
+        jnp.where(running, code, lane.code).astype(jnp.int32),
     )
 
 
@@ -132,33 +137,6 @@ def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: La
     # Rows that only fill up a batch stay stopped.
     padding = lane.code == OUT_OF_STEPS
     return eqx.tree_at(lambda l: l.code, new, jnp.where(padding, lane.code, new.code))
-
-
-def _advance(
-    problem, solver: AbstractSolver, stopping: Stopping, lane: Lane, limit
-) -> tuple[Lane, History]:
-    """Up to `limit` (at most CHUNK) iterations, fewer if the lane stops."""
-    nothing = jnp.full((CHUNK,), jnp.nan, lane.value.dtype)
-    history = History(nothing, nothing, jnp.full((CHUNK,), -1, jnp.int32))
-
-    def body(carry):
-        lane, history, k = carry
-        state, found = solver.step(problem, lane.state)
-        lane = eqx.tree_at(lambda l: (l.state, l.iteration), lane, (state, lane.iteration + 1))
-        lane = _absorbed(lane, found, stopping, solver)
-        history = History(
-            history.value.at[k].set(lane.value),
-            history.bound.at[k].set(lane.bound),
-            history.passes.at[k].set(lane.passes),
-        )
-        return lane, history, k + 1
-
-    lane, history, _ = jax.lax.while_loop(
-        lambda carry: (carry[0].code == RUNNING) & (carry[2] < limit),
-        body,
-        (lane, history, jnp.array(0)),
-    )
-    return lane, history
 
 
 def _certify(problem, point: Point, proposal: Proposal, eps):
@@ -196,9 +174,62 @@ def change_lanes(axes, problem, solver, stopping, lanes) -> Lane:
     return _mapped(lambda p, s, x: _change_solver(p, solver, s, x), axes, problem, stopping, lanes)
 
 
+def _stepped(axes, problem, solver, stopping, lanes: Lane) -> Lane:
+    """One iteration of the lanes that are running."""
+    running = lanes.code == RUNNING
+    state, found = _mapped(solver.step, axes, problem, lanes.state)
+    lanes = eqx.tree_at(lambda l: (l.state, l.iteration), lanes, (state, lanes.iteration + running))
+    return jax.vmap(lambda l, f, s, r: _absorbed(l, f, s, solver, r))(
+        lanes, found, stopping, running
+    )
+
+
+def _nothing_yet(lanes: Lane, length: int) -> History:
+    size = lanes.code.shape[0]
+    nothing = jnp.full((size, length), jnp.nan, lanes.value.dtype)
+    return History(nothing, nothing, jnp.full((size, length), -1, jnp.int32))
+
+
+def _recorded(history: History, k, running, lanes: Lane) -> History:
+    return History(
+        history.value.at[:, k].set(lanes.value),
+        history.bound.at[:, k].set(lanes.bound),
+        history.passes.at[:, k].set(jnp.where(running, lanes.passes, -1)),
+    )
+
+
 @eqx.filter_jit
 def advance_lanes(axes, problem, solver, stopping, lanes, limit) -> tuple[Lane, History]:
-    return _mapped(lambda p, s, x: _advance(p, solver, s, x, limit), axes, problem, stopping, lanes)
+    """Up to `limit` (at most CHUNK) iterations, fewer if all lanes stop.
+
+    The loop is around the batch, not in it: a loop under vmap would copy every lane's whole state
+    in every iteration to hold back those that have stopped.
+    """
+
+    def body(carry):
+        lanes, history, k = carry
+        running = lanes.code == RUNNING
+        lanes = _stepped(axes, problem, solver, stopping, lanes)
+        return lanes, _recorded(history, k, running, lanes), k + 1
+
+    lanes, history, _ = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[0].code == RUNNING) & (carry[2] < limit),
+        body,
+        (lanes, _nothing_yet(lanes, CHUNK), jnp.array(0)),
+    )
+    return lanes, history
+
+
+@eqx.filter_jit
+def step_lanes(axes, problem, solver, stopping, lanes) -> tuple[Lane, History]:
+    """One iteration, without a compiled loop around it.
+
+    For expensive steps: inside of compiled loops, XLA's convolutions on CPUs are up to eight times
+    slower.
+    """
+    running = lanes.code == RUNNING
+    lanes = _stepped(axes, problem, solver, stopping, lanes)
+    return lanes, _recorded(_nothing_yet(lanes, 1), 0, running, lanes)
 
 
 @eqx.filter_jit

@@ -4,11 +4,12 @@ Pieces must enter convex functions upwards (with a nonnegative derivative) and c
 downwards, as in max(x, 0) + x**2, never 2 max(x, 0) - max(x, 0): otherwise no bound is proven
 (-inf). jax.numpy's own functions may be used in any way, and are linearised by their subgradients.
 
-Every piece is a maximum over a last axis: relu(x) = max(x, 0), abs(x) = max(x, -x). One JAX
-primitive marks that maximum in the user's functions, so that the library can re-run a function with
-the maximum *treated* in another way: smoothed for the search, or kept exact but with a chosen slope
-for a certificate. A primitive, unlike a global switch read while tracing, also survives `jax.jit`
-inside the user's code.
+Every piece is a maximum: relu(x) = max(x, 0), abs(x) = max(x, -x). A JAX primitive marks it in the
+user's functions, so that the library can re-run a function with the maximum *treated* in another
+way: smoothed for the search, or kept exact but with a chosen slope for a certificate. A primitive,
+unlike a global switch read while tracing, also survives `jax.jit` inside the user's code. There are
+two: the maximum over a last axis, and the entrywise maximum of a pair of arrays. Pairs are by far
+the most frequent, and entrywise code on two arrays is some 20 times faster than on a stack of them.
 
 The conjugate of a maximum is zero on the simplex: max(x) >= w . x for any weights w >= 0 that sum
 to one. So weights are slopes whose line needs no intercept, whichever way they were found.
@@ -17,6 +18,7 @@ to one. So weights are slopes whose line needs no intercept, whichever way they 
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, Primitive
@@ -25,14 +27,71 @@ from jax.interpreters import ad, batching, mlir
 from stagecert.errors import ProblemError
 
 max_p = Primitive("stagecert_max")
+pair_p = Primitive("stagecert_maximum")
+
+
+class First(eqx.Module):
+    """The weights of a pair: that of its first array; the second has the rest."""
+
+    weight: Any
+
+
+def _is_pair(x) -> bool:
+    return isinstance(x, tuple)
 
 
 def _max_last(x):
     return jnp.max(x, axis=-1)
 
 
+def value_of(x):
+    """The maximum of a piece's arguments: over the last axis, or of a pair of arrays."""
+    return jnp.maximum(*x) if _is_pair(x) else _max_last(x)
+
+
+def weighted(x, weights):
+    """w . x."""
+    if _is_pair(x):
+        a, b = x
+        return weights.weight * a + (1 - weights.weight) * b
+    return jnp.sum(weights * x, axis=-1)
+
+
+def spread(x):
+    """How far apart a piece's arguments are."""
+    if _is_pair(x):
+        return jnp.abs(x[0] - x[1])
+    return jnp.max(x, axis=-1) - jnp.min(x, axis=-1)
+
+
+def compared(x, before):
+    """(what decides between a piece's arguments, how much of that changed since `before`)."""
+    if _is_pair(x):
+        difference = x[0] - x[1]
+        return difference, jnp.abs(difference - before)
+    return x, spread(x - before)
+
+
+def uniform(x):
+    """Weights in the middle of the simplex."""
+    if _is_pair(x):
+        return First(jnp.full_like(x[0], 0.5))
+    return jnp.full_like(x, 1 / x.shape[-1])
+
+
+def nearest_weights(weights):
+    """The nearest weights that are nonnegative and sum to one."""
+    if isinstance(weights, First):
+        return First(jnp.clip(weights.weight, 0, 1))
+    middle = jnp.full_like(weights, 1 / weights.shape[-1])
+    return smooth_weights(weights - middle, 1, middle)
+
+
 def exact_weights(x):
-    """A subgradient of the maximum over the last axis; ties share the weight equally."""
+    """A subgradient of the maximum; ties share the weight equally."""
+    if _is_pair(x):
+        a, b = x
+        return First(jnp.where(a > b, 1, jnp.where(a < b, 0, 0.5)).astype(a.dtype))
     # Not `x == max(x)`: compiled code may round the two sides differently, and find no equal entry.
     if x.shape[-1] > 16:  # pairs would be too many; one of the largest entries takes all
         return jax.nn.one_hot(jnp.argmax(x, axis=-1), x.shape[-1], dtype=x.dtype)
@@ -56,6 +115,28 @@ max_p.def_abstract_eval(lambda x: x.update(shape=x.shape[:-1]))
 mlir.register_lowering(max_p, mlir.lower_fun(_max_last, multiple_results=False))
 ad.primitive_jvps[max_p] = _max_jvp
 batching.primitive_batchers[max_p] = _max_batch
+
+
+def _pair_jvp(primals, tangents):
+    ta, tb = map(ad.instantiate_zeros, tangents)
+    weight = exact_weights(primals).weight
+    return pair_p.bind(*primals), weight * ta + (1 - weight) * tb
+
+
+def _pair_batch(args, axes):
+    size = next(x.shape[k] for x, k in zip(args, axes, strict=True) if k is not None)
+    a, b = (
+        jnp.broadcast_to(x, (size, *x.shape)) if k is None else jnp.moveaxis(x, k, 0)
+        for x, k in zip(args, axes, strict=True)
+    )
+    return pair_p.bind(a, b), 0
+
+
+pair_p.def_impl(jax.jit(jnp.maximum))
+pair_p.def_abstract_eval(lambda a, b: a)
+mlir.register_lowering(pair_p, mlir.lower_fun(jnp.maximum, multiple_results=False))
+ad.primitive_jvps[pair_p] = _pair_jvp
+batching.primitive_batchers[pair_p] = _pair_batch
 
 
 # -- what users write ---------------------------------------------------------------------------
@@ -90,7 +171,10 @@ def maximum(first, *rest):
     >>> maximum(jnp.array([1.0, 5.0]), 3.0).tolist()
     [3.0, 5.0]
     """
-    return max_p.bind(jnp.stack(jnp.broadcast_arrays(*map(_float, (first, *rest))), axis=-1))
+    arrays = map(_float, (first, *rest))
+    dtype = jnp.result_type(first, *rest, 0.0)
+    arrays = [x.astype(dtype) for x in jnp.broadcast_arrays(*arrays)]
+    return pair_p.bind(*arrays) if len(arrays) == 2 else max_p.bind(jnp.stack(arrays, axis=-1))
 
 
 def minimum(first, *rest):
@@ -138,9 +222,8 @@ def smooth_weights(x, width, centre):
 
     Two entries have a closed form, the Huber slope clip(centre_0 + (x_0 - x_1) / (2 width), 0, 1).
     """
-    if x.shape[-1] == 2:
-        first = jnp.clip(centre[..., 0] + (x[..., 0] - x[..., 1]) / (2 * width), 0, 1)
-        return jnp.stack([first, 1 - first], axis=-1)
+    if _is_pair(x):
+        return First(jnp.clip(centre.weight + (x[0] - x[1]) / (2 * width), 0, 1))
     width = jnp.asarray(width)[..., None]
     # Projection of centre + x / width onto the simplex; the shift only prevents overflow.
     u = centre + (x - jnp.max(x, axis=-1, keepdims=True)) / width
@@ -156,7 +239,11 @@ def smooth_max(x, width, centre):
     """An under-estimate of the maximum, at most `width` below it, and its slopes."""
     w = smooth_weights(jax.lax.stop_gradient(x), width, centre)
     # w maximises w . x - width/2 |w - centre|^2, so it is the gradient: no need to differentiate w.
-    return jnp.sum(w * x, axis=-1) - width / 2 * jnp.sum((w - centre) ** 2, axis=-1), w
+    if _is_pair(x):
+        distance = 2 * (w.weight - centre.weight) ** 2
+    else:
+        distance = jnp.sum((w - centre) ** 2, axis=-1)
+    return weighted(x, w) - width / 2 * distance, w
 
 
 @jax.custom_vjp
@@ -167,12 +254,12 @@ def sloped_max(x, weights, slack_share):
     cotangent collects (cotangent of the output) * e, by which a linearisation with slopes w lies
     lower than one with exact slopes.
     """
-    return jnp.max(x, axis=-1)
+    return value_of(x)
 
 
 def _sloped_fwd(x, weights, slack_share):
-    top = jnp.max(x, axis=-1)
-    slack = jnp.maximum(top - jnp.sum(weights * x, axis=-1), 0)
+    top = value_of(x)
+    slack = jnp.maximum(top - weighted(x, weights), 0)
     return top, (weights, slack, slack_share)
 
 
@@ -180,26 +267,28 @@ def _sloped_bwd(residuals, cotangent):
     weights, slack, slack_share = residuals
     # A piece that enters with a negative sign may not be replaced by a line from below.
     loss = jnp.where(cotangent >= 0, cotangent * slack, jnp.inf)
-    return (
-        weights * cotangent[..., None],
-        jnp.zeros_like(weights),
-        jnp.sum(loss).astype(slack_share.dtype),
-    )
+    if isinstance(weights, First):
+        of_x = (weights.weight * cotangent, (1 - weights.weight) * cotangent)
+    else:
+        of_x = weights * cotangent[..., None]
+    nothing = jax.tree.map(jnp.zeros_like, weights)
+    return of_x, nothing, jnp.sum(loss).astype(slack_share.dtype)
 
 
 sloped_max.defvjp(_sloped_fwd, _sloped_bwd)
 
 
-# -- treatments: (pieces, datum) -> (value of the maximum, record) --------------------------------
+# -- treatments: (arguments of a piece, datum) -> (value of the maximum, record) -------------------
+# The arguments are an array, for the maximum over its last axis, or a pair of arrays.
 
 
 def measured(slack_share):
-    """Exact values and slopes; records (how far apart the pieces are, weights)."""
+    """Exact values and slopes; records (how far apart the pieces are, weights, uniform weights)."""
     exact = exactly_sloped(slack_share)
 
     def treat(x, datum):
         value, w = exact(x, datum)
-        return value, (jnp.max(x, axis=-1) - jnp.min(x, axis=-1), w)
+        return value, (spread(x), w, uniform(x))
 
     return treat
 
@@ -224,13 +313,20 @@ def exactly_sloped(slack_share):
     return treat
 
 
+def on_simplex(x, weights):
+    """Any numbers as weights of a piece's arguments."""
+    if isinstance(weights, First):
+        return nearest_weights(weights)
+    w = jnp.maximum(weights, 0)
+    total = jnp.sum(w, axis=-1, keepdims=True)
+    return jnp.where(total > 0, w / jnp.where(total > 0, total, 1), 1 / x.shape[-1])
+
+
 def given_slopes(slack_share):
     """Exact values; `datum` is the weights (any numbers: they are brought to the simplex)."""
 
     def treat(x, datum):
-        w = jnp.maximum(datum, 0)
-        total = jnp.sum(w, axis=-1, keepdims=True)
-        w = jnp.where(total > 0, w / jnp.where(total > 0, total, 1), 1 / x.shape[-1])
+        w = on_simplex(x, datum)
         return sloped_max(x, w, slack_share), w
 
     return treat
@@ -262,7 +358,8 @@ def evaluate(function, arguments: tuple, treatment: Treatment | None = None, dat
         return function(*arguments), ()
     records: list = []
 
-    def handle(x):
+    def handle(*x):
+        x = x[0] if len(x) == 1 else x
         datum = None if data is None else data[len(records)]
         value, record = treatment(x, datum)
         records.append(record)
@@ -299,7 +396,7 @@ def _inner_jaxprs(parameters):
 
 def _has_pieces(jaxpr) -> bool:
     return any(
-        equation.primitive is max_p
+        equation.primitive in (max_p, pair_p)
         or any(_has_pieces(inner) for inner, _ in _inner_jaxprs(equation.params))
         for equation in jaxpr.eqns
     )
@@ -315,7 +412,7 @@ def _interpret(jaxpr, consts, arguments, handle):
     for equation in jaxpr.eqns:
         values = [read(atom) for atom in equation.invars]
         inner = list(_inner_jaxprs(equation.params))
-        if equation.primitive is max_p:
+        if equation.primitive in (max_p, pair_p):
             out = [handle(*values)]
         elif not any(_has_pieces(body) for body, _ in inner):
             parameters = equation.primitive.get_bind_params(equation.params)

@@ -28,6 +28,10 @@ class AbstractSet(eqx.Module):
     def minimise_linear(self, gradient: Point) -> Point:
         """Return a point `x` of the set that minimises `<gradient, x>`."""
 
+    def linear_minimum(self, gradient: Point) -> jax.Array:
+        """Return a lower bound, exact up to rounding, on the minimum of `<gradient, x>`."""
+        return dot(gradient, self.minimise_linear(gradient))
+
     @abc.abstractmethod
     def sample(self, key: jax.Array) -> Point:
         """Return a random point of the set, uniform for the sets of this module."""
@@ -187,6 +191,111 @@ class Ball(AbstractSet):
             raise ProblemError(f"Ball: radius must be one positive number, got {radius}")
 
 
+class BoxBall(AbstractSet):
+    """The points of a box within Euclidean distance `radius` of `middle`, which is in the box.
+
+    Args:
+        lower, upper: the ends of the box per entry.
+        middle: an array within the box.
+        radius: a positive number.
+
+    >>> box_ball = BoxBall(jnp.zeros(2), jnp.ones(2), jnp.zeros(2), 0.5)
+    >>> box_ball.project(jnp.array([-1.0, 8.0])).tolist()
+    [0.0, 0.5]
+    """
+
+    lower: Any = eqx.field(converter=_numbers)
+    upper: Any = eqx.field(converter=_numbers)
+    middle: Any = eqx.field(converter=_numbers)
+    radius: Any = eqx.field(converter=_numbers)
+
+    def _parts(self, *points: Point) -> list[jax.Array]:
+        return _floats(self.lower, self.upper, self.middle, self.radius, *points)
+
+    def _pulled(self, away: Callable) -> jax.Array:
+        """The point away(t) in the ball, brought into it by bisection on t in [0, 1].
+
+        `away` is a path in the box from the middle (t = 0) whose distance from it does not fall.
+        """
+        _, _, middle, radius = self._parts()
+
+        def halve(_, ends):
+            low, high = ends
+            t = 0.5 * low + 0.5 * high
+            inside = _direction(away(t) - middle)[1] <= radius
+            return jnp.where(inside, t, low), jnp.where(inside, high, t)
+
+        one = jnp.ones((), middle.dtype)
+        whole = _direction(away(one) - middle)[1] <= radius
+        steps = jnp.finfo(middle.dtype).nmant + 12
+        low, _ = jax.lax.fori_loop(0, steps, halve, (0 * one, one))
+        return jnp.where(whole, 1, stop_gradient(low))
+
+    def project(self, point: Point) -> jax.Array:
+        lower, upper, middle, _, point = self._parts(point)
+
+        def away(t):  # the minimiser of |x - point|^2 + (1 / t - 1) |x - middle|^2 over the box
+            return jnp.clip(middle + t * (point - middle), lower, upper)
+
+        return away(self._pulled(away))
+
+    def _towards(self, gradient: jax.Array) -> tuple[Callable, jax.Array]:
+        """The path of minimisers of <gradient, x> + |x - middle|^2 / (2 t reach) over the box."""
+        lower, upper, middle, radius = self._parts()
+        size = jnp.max(jnp.abs(gradient))
+        # Beyond this reach every entry with a slope of any consequence is at an end of the box.
+        reach = jnp.maximum(jnp.max(upper - lower), radius) * 1e8 / jnp.where(size > 0, size, 1)
+
+        def away(t):
+            # A power of t, so that bisection resolves small and large steps alike.
+            return jnp.clip(middle - t**4 * reach * gradient, lower, upper)
+
+        return away, reach
+
+    def minimise_linear(self, gradient: Point) -> jax.Array:
+        *_, gradient = self._parts(gradient)
+        away, _ = self._towards(gradient)
+        return away(self._pulled(away))
+
+    def linear_minimum(self, gradient: Point) -> jax.Array:
+        """Return a lower bound by duality, valid for any multiplier of the ball's constraint."""
+        lower, upper, middle, radius, gradient = self._parts(gradient)
+        away, reach = self._towards(gradient)
+        t = self._pulled(away)
+        curvature = 1 / (jnp.maximum(t, 1e-3) ** 4 * reach)
+        move = jnp.clip(middle - gradient / curvature, lower, upper) - middle
+        quadratic = 0.5 * curvature * move**2
+        with_ball = jnp.sum(gradient * move + quadratic) - 0.5 * curvature * radius**2
+        size = jnp.sum(jnp.abs(gradient * move) + quadratic) + 0.5 * curvature * radius**2
+        corner = jnp.where(gradient > 0, lower, upper) - middle
+        in_box = jnp.sum(gradient * corner)
+        rounding = (gradient.size + 8) * jnp.finfo(gradient.dtype).eps
+        least = jnp.maximum(
+            with_ball - rounding * size, in_box - rounding * jnp.sum(jnp.abs(gradient * corner))
+        )
+        return jnp.sum(gradient * middle) + least
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        lower, upper, middle, radius = self._parts()
+        return self.project(Ball(jnp.clip(middle, lower, upper), radius).sample(key))
+
+    def centre(self) -> jax.Array:
+        lower, upper, middle, _ = self._parts()
+        return jnp.clip(middle, lower, upper)
+
+    def scale(self) -> jax.Array:
+        lower, upper, middle, radius = self._parts()
+        extent = jnp.minimum(0.5 * (upper - lower), radius)
+        return jnp.broadcast_to(extent, middle.shape)
+
+    def validate(self) -> None:
+        Box(self.lower, self.upper).validate()
+        Ball(self.middle, self.radius).validate()
+        lower, upper, middle, _ = (np.asarray(x) for x in self._parts())
+        outside = (middle < lower) | (middle > upper)
+        _reject(outside, "BoxBall: {} is outside of the box", middle=middle)
+
+
 def _unwrap(size: int | tuple[int]) -> int:
     # A shape (n,) means n; anything else is for `validate` to judge.
     return size[0] if isinstance(size, tuple) and len(size) == 1 else size  # type: ignore
@@ -265,6 +374,9 @@ class Product(AbstractSet):
 
     def minimise_linear(self, gradient: Point) -> Point:
         return self._map(lambda part, g: part.minimise_linear(g), gradient)
+
+    def linear_minimum(self, gradient: Point) -> jax.Array:
+        return jax.tree.reduce(jnp.add, self._map(lambda part, g: part.linear_minimum(g), gradient))
 
     def minimise_quadratic(self, gradient: Point, centre: Point, curvature: Point) -> Bound:
         """Add up the bounds of the parts; see `AbstractSet.minimise_quadratic`."""

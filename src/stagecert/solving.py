@@ -30,6 +30,7 @@ from stagecert.lanes import (
     certify_lanes,
     change_lanes,
     start_lanes,
+    step_lanes,
 )
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import Point, full_point
@@ -78,16 +79,16 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
 class _Search:
     """Runs solvers on a batch of lanes; finished lanes leave the batch."""
 
-    def __init__(self, problem, axes, solvers, clock: "_Clock", progress):
+    def __init__(self, problem, axes, solvers, clock: "_Clock", progress, single_steps=False):
         self.problem, self.axes, self.solvers = problem, axes, solvers
-        self.clock, self.progress = clock, progress
+        self.clock, self.progress, self.single_steps = clock, progress, single_steps
         self.chunk = 1  # iterations between two looks at the clock
         self.kept: Any = None  # lanes without their solvers' states, on the host
         self.records: list[tuple[np.ndarray, History, str]] = []
 
     def problems(self, indices):
         """The problem with its batched leaves restricted to some lanes."""
-        if self.axes is None:
+        if self.axes is None or np.array_equal(indices, np.arange(len(self.kept.code))):
             return self.problem
         arrays, static = eqx.partition(self.problem, eqx.is_array)
         return eqx.combine(rows_of(self.axes, arrays, indices), static)
@@ -134,9 +135,11 @@ class _Search:
                 lanes, place, problems, limits = self._gathered(place[running], stopping)
                 lanes = eqx.tree_at(lambda l: l.state, lanes, state, is_leaf=lambda x: x is None)
             begin = time.perf_counter()
-            lanes, history = advance_lanes(
-                self.axes, problems, solver, limits, lanes, jnp.asarray(self.chunk)
-            )
+            if self.single_steps:
+                lanes, history = step_lanes(self.axes, problems, solver, limits, lanes)
+            else:
+                limit = jnp.asarray(self.chunk)
+                lanes, history = advance_lanes(self.axes, problems, solver, limits, lanes, limit)
             lanes.code.block_until_ready()
             # Look at the clock about every half second, however slow the problem.
             if time.perf_counter() - begin < 0.25:
@@ -276,13 +279,44 @@ def solve_batch(
 def _solve(
     problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress
 ) -> BatchSolution:
-    validate_options(atol, rtol, max_iterations, time_limit)
-    target = validate_target(target, size)
-    solvers = named_solver(solver)
-    clock = _Clock(time_limit)
     dtype = _common_dtype(problem)
     arrays = as_arrays(problem, dtype)
     points = _starting_points(arrays, axes, size, start)
+    eps = _data_eps(problem)
+    return search_lanes(
+        arrays, axes, size, points, lambda kept: _certified(problem, axes, kept, eps),
+        named_solver(solver), atol=atol, rtol=rtol, target=target, max_iterations=max_iterations,
+        time_limit=time_limit, progress=progress,
+    )  # fmt: skip
+
+
+def search_lanes(
+    arrays: Problem,
+    axes,
+    size: int,
+    points: Point,
+    certifier: Callable[[Lane], Certified],
+    solvers: tuple[AbstractSolver, ...],
+    *,
+    atol: float,
+    rtol: float,
+    target: Any = None,
+    max_iterations: int = 1000,
+    time_limit: float | None = None,
+    progress: Any = False,
+    single_steps: bool = False,
+) -> BatchSolution:
+    """The search itself, on arrays of one precision, from complete points.
+
+    Args:
+        arrays, axes: the problem, and which of its leaves have a leading axis of lanes.
+        certifier: evaluates what the search kept in float64: the numbers that are published.
+        single_steps: for expensive steps, run them one by one instead of in compiled loops.
+    """
+    validate_options(atol, rtol, max_iterations, time_limit)
+    target = validate_target(target, size)
+    clock = _Clock(time_limit)
+    dtype = _common_dtype(arrays)
 
     def each(value):
         return jnp.broadcast_to(jnp.asarray(value, dtype), (size,))
@@ -300,10 +334,9 @@ def _solve(
         jnp.full((size,), min(max_iterations, 2**31 - 1), jnp.int32),
     )
     with _shown(progress, size) as show:
-        search = _Search(arrays, axes, solvers, clock, show)
+        search = _Search(arrays, axes, solvers, clock, show, single_steps)
         search.run(points, stopping)
-        eps = _data_eps(problem)
-        certified = _certified(problem, axes, search.kept, eps)
+        certified = certifier(search.kept)
         # The search stops on bounds in its own precision. Where float64 disagrees, search on for
         # more.
         for _ in range(3):
@@ -319,10 +352,10 @@ def _solve(
                 stopping.iterations,
             )
             search.resume(np.flatnonzero(early), stopping)
-            certified = _certified(problem, axes, search.kept, eps)
+            certified = certifier(search.kept)
     return BatchSolution(
         search.kept, certified, search.records, clock.seconds(), clock.over(), atol, rtol, target,
-        tuple(problem.stage_name(i) for i in range(len(problem.stages))),
+        tuple(arrays.stage_name(i) for i in range(len(arrays.stages))),
     )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """Activations: their values, their ranges, and the tightest convex wedge around each."""
 
 import abc
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -17,14 +19,19 @@ from stagecert.networks.hulls import AbstractSide, Profile
 
 
 class AbstractWedge(eqx.Module):
-    """A convex function below and a concave one above an activation on an interval, entrywise."""
+    """A convex function below and a concave one above an activation on an interval, entrywise.
+
+    `straight` says that both are made of lines alone.
+    """
+
+    straight: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def lower(self, x):
+    def lower(self, x) -> Any:
         """Convex, and below the activation on the interval."""
 
     @abc.abstractmethod
-    def upper(self, x):
+    def upper(self, x) -> Any:
         """Concave, and above the activation on the interval."""
 
     @abc.abstractmethod
@@ -67,26 +74,43 @@ class HullWedge(AbstractWedge):
         return self.below.first(), self.above.first()
 
 
+class StraightWedge(HullWedge):
+    """A hull made of lines alone."""
+
+    straight: ClassVar[bool] = True
+
+
 # -- one kink at zero ------------------------------------------------------------------------------
 
 
-class LineWedge(AbstractWedge):
-    """lower = max over k of low_slopes * x + low_offsets; upper = one line."""
+class ReluWedge(AbstractWedge):
+    """The triangle of relu. It is the hot path: two numbers for each entry, all else is cheap."""
 
-    low_slopes: Any
-    low_offsets: Any
-    first: Any
-    slope: Any
-    offset: Any
+    straight: ClassVar[bool] = True
+
+    low: Any
+    high: Any
 
     def lower(self, x):
-        return pieces.max(x[..., None] * self.low_slopes + self.low_offsets)
+        # Where relu is linear on the interval both lines are the same, so nothing is nonsmooth.
+        return pieces.maximum(jnp.where(self.high <= 0, 0, x), jnp.where(self.low >= 0, x, 0))
 
     def upper(self, x):
-        return self.slope * x + self.offset
+        low, high = self.low, self.high
+        unstable = ~((low >= 0) | (high <= 0))  # also if a bound is not a number
+        width = jnp.where(unstable, high - low, 1)
+        known = jnp.isfinite(width)
+        slope = jnp.where(unstable, high / jnp.where(known, width, jnp.inf), low >= 0)
+        # The larger offset holds at both ends however the slope was rounded; the last term covers
+        # the roundings of the line itself.
+        offset = jnp.maximum(-slope * low, high - slope * high)
+        offset = offset + 8 * jnp.finfo(low.dtype).eps * high
+        offset = jnp.where(unstable, jnp.where(known, offset, jnp.inf), 0)
+        return jnp.where(known, slope, 0) * x + offset
 
     def slopes(self):
-        return (self.first,), ()
+        # CROWN's choice: the line that leaves the smaller triangle.
+        return (pieces.First(jnp.where(self.high > -self.low, 1, 0).astype(self.low.dtype)),), ()
 
 
 class _Relu(AbstractActivation):
@@ -97,24 +121,10 @@ class _Relu(AbstractActivation):
         return jnp.maximum(low, 0), jnp.maximum(high, 0)
 
     def wedge(self, low, high, weights=None, /):
-        on, off = low >= 0, high <= 0
-        unstable = ~on & ~off
-        width = jnp.where(unstable, high - low, 1)
-        known = jnp.isfinite(width)
-        slope = jnp.where(unstable, high / jnp.where(known, width, jnp.inf), on)
-        # The larger offset holds at both ends however the slope was rounded; the last term covers
-        # the roundings of the line itself.
-        offset = jnp.maximum(-slope * low, high - slope * high)
-        offset = offset + 8 * jnp.finfo(low.dtype).eps * high
-        offset = jnp.where(unstable, jnp.where(known, offset, jnp.inf), 0)
-        slope = jnp.where(known, slope, 0)
-        low_slopes = jnp.stack([~off, on], axis=-1).astype(low.dtype)
-        first = jnp.where(high > -low, 1.0, 0.0)
-        first = jnp.stack([first, 1 - first], axis=-1).astype(low.dtype)
-        return LineWedge(low_slopes, jnp.zeros_like(low_slopes), first, slope, offset)
+        return ReluWedge(low, high)
 
 
-def _kinked_wedge(low, high, left, right) -> AbstractWedge:
+def _kinked_wedge(low, high, left, right) -> StraightWedge:
     """The wedge of left * x for x < 0 and right * x for x > 0, entrywise in the slopes too."""
     left, right = (jnp.asarray(s, low.dtype) for s in (left, right))
     stable = (low >= 0) | (high <= 0) | (left == right)
@@ -130,7 +140,7 @@ def _kinked_wedge(low, high, left, right) -> AbstractWedge:
         two = jnp.where(stable, slope, jnp.where(bent, right, chord))
         offset = jnp.where(stable | bent, 0, offset)
         sides.append(hulls.lines(sign, (one, two), (offset, offset), low, high))
-    return HullWedge(*sides)
+    return StraightWedge(*sides)
 
 
 def _one_line(side: hulls.Lines) -> hulls.Line:
@@ -187,11 +197,11 @@ class _Abs(AbstractActivation):
         return _single_chord(_kinked_wedge(low, high, -1, 1), convex=True)
 
 
-def _single_chord(wedge, convex: bool) -> AbstractWedge:
+def _single_chord(wedge, convex: bool) -> StraightWedge:
     """Writes the side without a kink, known to be one line, as one line."""
     if convex:
-        return HullWedge(wedge.below, _one_line(wedge.above))
-    return HullWedge(_one_line(wedge.below), wedge.above)
+        return StraightWedge(wedge.below, _one_line(wedge.above))
+    return StraightWedge(_one_line(wedge.below), wedge.above)
 
 
 # -- two kinks: straight lines between two constants -----------------------------------------------
@@ -237,7 +247,7 @@ def _ramp_wedge(low, high, slope: float, offset: float, least: float, most: floa
             two_offset = jnp.where(stable, constant, two_offset)
         side = hulls.lines(sign, (one_slope, two_slope), (one_offset, two_offset), *given)
         sides.append(side)
-    return HullWedge(*sides)
+    return StraightWedge(*sides)
 
 
 def _mirrored_ramp_wedge(low, high, slope, offset, least, most):
@@ -245,17 +255,13 @@ def _mirrored_ramp_wedge(low, high, slope, offset, least, most):
     if slope >= 0:
         return _ramp_wedge(low, high, slope, offset, least, most)
     wedge = _ramp_wedge(-high, -low, -slope, offset, least, most)
-    return eqx.tree_at(
-        lambda w: (w.below.slopes, w.above.slopes),
-        wedge,
-        (-wedge.below.slopes, -wedge.above.slopes),
-    )
+    return eqx.tree_at(lambda w: (w.below.slopes, w.above.slopes), wedge, replace_fn=jnp.negative)
 
 
 def _constant_wedge(low, high, value):
     zero = jnp.zeros_like(low)
     line = hulls.Line(zero, zero, zero + value)
-    return HullWedge(line, line)
+    return StraightWedge(line, line)
 
 
 class _Clip(AbstractActivation):
@@ -274,7 +280,8 @@ class _Clip(AbstractActivation):
 
 class _HardSigmoid(AbstractActivation):
     def __call__(self, x, weights=None, /, alpha=0.2, beta=0.5):
-        return _ramp(x, alpha, beta, 0, 1)
+        # With a zero slope, 0 * inf would not be a number.
+        return _ramp(x if alpha else jnp.zeros_like(x), alpha, beta, 0, 1)
 
     def image(self, low, high, weights=None, /, alpha=0.2, beta=0.5):
         eps = jnp.finfo(low.dtype).eps
@@ -351,10 +358,10 @@ def _gelu_slope(x):
     return 0.5 * jax.scipy.special.erfc(-_ROOT_HALF * near) + near * density
 
 
-def _gelu_size(x):
+def _gelu_size(x, value):
     # The tail is exp(-x^2 / 2), and the exponent's rounding counts as often as it is large.
     left = jnp.clip(x, -_TAIL, 0)
-    return jnp.abs(_gelu(x)) * (1 + left * left)
+    return jnp.abs(value) * (1 + left * left)
 
 
 _TANH_SCALE = float(np.sqrt(8 / np.pi))
@@ -379,8 +386,8 @@ def _gelu_tanh_slope(x):
     return _sigmoid(y) + near * inner * _sigmoid_slope(y)
 
 
-def _gelu_tanh_size(x):
-    return jnp.abs(_gelu_tanh(x)) * (1 + jnp.maximum(-_gelu_tanh_inner(x), 0))
+def _gelu_tanh_size(x, value):
+    return jnp.abs(value) * (1 + jnp.maximum(-_gelu_tanh_inner(x), 0))
 
 
 def _silu(x):
@@ -417,18 +424,19 @@ def _make(function, derivative, **more) -> Profile:
     return Profile(_differentiable(function, derivative), derivative, **more)
 
 
-def _log_reach(dtype):
-    return float(np.log(jnp.finfo(dtype).max)) - 2
+def _exp_reach(dtype):
+    return -np.inf, float(np.log(jnp.finfo(dtype).max)) - 2
 
 
-def _root_reach(dtype):
-    return float(np.sqrt(jnp.finfo(dtype).max)) / 4
+def _square_reach(dtype):
+    most = float(np.sqrt(jnp.finfo(dtype).max)) / 4
+    return -most, most
 
 
 _PROFILES = {
     "softplus": _make(_softplus, _sigmoid),
-    "exp": _make(jnp.exp, jnp.exp, reach=_log_reach),
-    "square": _make(jnp.square, lambda x: 2 * x, reach=_root_reach),
+    "exp": _make(jnp.exp, jnp.exp, reach=_exp_reach),
+    "square": _make(jnp.square, lambda x: 2 * x, reach=_square_reach),
     "sigmoid": _make(_sigmoid, _sigmoid_slope, knots=(0.0,)),
     "tanh": _make(jnp.tanh, _tanh_slope, knots=(0.0,)),
     "softsign": _make(_softsign, _softsign_slope, knots=(0.0,)),
@@ -469,9 +477,9 @@ _RANGES = {
 
 def _image(profile, low, high, minimum=None, span=(-np.inf, np.inf)):
     """The range of a function that rises (or falls and then rises), rounded outwards."""
-    ends = [(profile.function(x), profile.rounding(x)) for x in (low, high)]
-    least = jnp.minimum(*(value - rounding for value, rounding in ends))
-    most = jnp.maximum(*(value + rounding for value, rounding in ends))
+    ends = profile.at(low, high)
+    least = jnp.minimum(*(end.value - end.rounding for end in ends))
+    most = jnp.maximum(*(end.value + end.rounding for end in ends))
     if minimum is not None:
         where, value = minimum
         bottom = value - 4 * jnp.finfo(low.dtype).eps * abs(value)
@@ -494,7 +502,7 @@ class _Smooth(AbstractActivation):
         return _image(self.profile, low, high, self.minimum, self.span)
 
     def wedge(self, low, high, weights=None, /):
-        return HullWedge(*(hulls.hull(self.profile, sign, low, high) for sign in (1, -1)))
+        return HullWedge(*hulls.hull(self.profile, low, high))
 
 
 # -- a line on the right, an exponential on the left -----------------------------------------------
@@ -554,7 +562,7 @@ class _Exponential(AbstractActivation):
                 both = jnp.stack([right * middle, inner(middle)], axis=-1)
                 usable = hulls.usable(low, high)[..., None]
                 weights = pieces.exact_weights(jnp.where(usable, sign * both, 0))
-                first = hulls.Kinked(inner, jnp.asarray(right, low.dtype), weights, sign)
+                first = hulls.Kinked(inner, jnp.full_like(low, right), weights, sign)
             line = hulls.chord(kinked, -sign, low, high)
             zero = jnp.zeros_like(low)
             second = hulls.Line(
@@ -563,7 +571,8 @@ class _Exponential(AbstractActivation):
                 jnp.where(stable, zero, line.value),
             )
         else:
-            first = hulls.through_origin(hulls.hull(kinked, sign, low, high), stable, right)
+            (first,) = hulls.curves(kinked, (sign,), low, high)
+            first = hulls.through_origin(first, stable, right)
             second = hulls.corner_hull(kinked, -sign, low, high, 0.0, right=right)
         return HullWedge(first, second) if sign > 0 else HullWedge(second, first)
 
@@ -614,7 +623,7 @@ class _HardSwish(AbstractActivation):
         return least, jnp.where((low <= -3) & (high <= 0), 0, most)
 
     def wedge(self, low, high, weights=None, /):
-        below = hulls.hull(self.profile, 1, low, high)
+        (below,) = hulls.curves(self.profile, (1,), low, high)
         below = hulls.through_origin(below, low >= 3, 1)
         below = hulls.through_origin(below, high <= -3, 0)
         # At most one of the joints is a corner from above: beyond both, the chord is above them.
@@ -649,3 +658,354 @@ def find(kind: str) -> AbstractActivation:
     if kind not in _REGISTERED:
         raise ProblemError(f"Unknown activation '{kind}'; known are {', '.join(_REGISTERED)}.")
     return _REGISTERED[kind]
+
+
+def _name_is_free(name: str, replace: bool):
+    if name in _REGISTERED and not replace:
+        raise ProblemError(
+            f"An activation '{name}' is already registered; pass replace=True to replace it."
+        )
+
+
+def register(
+    name: str,
+    function: Callable,
+    derivative: Callable | None = None,
+    inflections: Sequence[float] = (),
+    *,
+    replace: bool = False,
+) -> None:
+    """Registers a function of one number that bends at most twice; its hulls are then exact.
+
+    The function must work entry by entry on arrays, in JAX, and be finite at least on [-20, 20].
+    What you give is checked by sampling, which finds mistakes but proves nothing: that the
+    curvature changes sign at the inflections only is for you to know.
+
+    Args:
+        name: what networks call it.
+        function: the function.
+        derivative: its derivative, if you have a better one than JAX.
+        inflections: where the function changes between convex and concave, in order; at most two.
+            These points, and only these, may be kinks against the curvature around them.
+        replace: whether a function of the same name may be replaced.
+
+    Raises:
+        ProblemError: if the name is taken, or if what was given does not fit together.
+
+    >>> register("doc_logcosh", lambda x: jnp.logaddexp(x, -x))
+    >>> find("doc_logcosh").image(jnp.array(-1.0), jnp.array(0.0))[1].round(3).tolist()
+    1.127
+    """
+    _name_is_free(name, replace)
+    knots = tuple(float(x) for x in inflections)
+    if len(knots) > 2:
+        raise ProblemError(
+            f"Activation '{name}' has {len(knots)} inflections, but exact hulls are made for at "
+            "most two. Register a relaxation of it instead (register_relaxation)."
+        )
+    if not all(np.isfinite(knots)) or any(a >= b for a, b in itertools.pairwise(knots)):
+        raise ProblemError(f"The inflections of '{name}' must be finite and in order: {knots}.")
+    slope = derivative or _autodiff(function)
+    with jax.enable_x64(True):
+        profile = _survey(name, function, slope, derivative is not None, knots)
+        activation = _Registered(profile, _stationary(profile))
+        _check_hull(name, activation)
+    _REGISTERED[name] = activation
+
+
+def register_relaxation(
+    name: str,
+    function: Callable,
+    lower: Callable,
+    upper: Callable,
+    image: Callable,
+    *,
+    replace: bool = False,
+) -> None:
+    """Registers a function of one number with a relaxation of your own.
+
+    Soundness is then yours: every bound that is proven with this activation is only as true as the
+    relaxation. What you give is checked by sampling, which finds mistakes but proves nothing.
+
+    Args:
+        name: what networks call it.
+        function: the function, entry by entry on arrays, in JAX.
+        lower: (x, low, high) -> a convex function of x below the function on [low, high].
+        upper: (x, low, high) -> a concave one above it.
+        image: (low, high) -> (least, most), which contain the values on [low, high].
+        replace: whether a function of the same name may be replaced.
+
+    Raises:
+        ProblemError: if the name is taken, or if a sample contradicts what was given.
+    """
+    _name_is_free(name, replace)
+    activation = _Relaxed(function, lower, upper, image)
+    with jax.enable_x64(True):
+        _check_hull(name, activation)
+    _REGISTERED[name] = activation
+
+
+class _Registered(_Smooth):
+    """A registered function; `stationary` are the points where it may turn."""
+
+    def __init__(self, profile, stationary):
+        super().__init__(profile)
+        self.stationary = stationary
+
+    def image(self, low, high, weights=None, /):
+        points = [jnp.clip(jnp.asarray(x, low.dtype), low, high) for x in self.stationary]
+        at = self.profile.at(low, high, *points)
+        least, most = at[0].value - at[0].rounding, at[0].value + at[0].rounding
+        for other in at[1:]:
+            least = jnp.minimum(least, other.value - other.rounding)
+            most = jnp.maximum(most, other.value + other.rounding)
+        return least, most
+
+
+class _RelaxedWedge(AbstractWedge):
+    low: Any
+    high: Any
+    functions: tuple[Callable, Callable] = eqx.field(static=True)
+
+    def lower(self, x):
+        return self.functions[0](x, self.low, self.high)
+
+    def upper(self, x):
+        return self.functions[1](x, self.low, self.high)
+
+    def slopes(self):
+        middle = self.low / 2 + self.high / 2
+        exact = pieces.exactly_sloped(jnp.zeros((), middle.dtype))
+        below, above = (
+            pieces.evaluate(side, (middle,), exact)[1] for side in (self.lower, self.upper)
+        )
+        return below, above
+
+
+class _Relaxed(AbstractActivation):
+    def __init__(self, function, lower, upper, image):
+        self.function, self.functions, self.bounds = function, (lower, upper), image
+
+    def __call__(self, x, weights=None, /):
+        return self.function(x)
+
+    def image(self, low, high, weights=None, /):
+        return self.bounds(low, high)
+
+    def wedge(self, low, high, weights=None, /):
+        return _RelaxedWedge(low, high, self.functions)
+
+
+# -- checks of what users register -----------------------------------------------------------------
+
+
+def _autodiff(function) -> Callable:
+    def derivative(x):
+        return jax.jvp(function, (x,), (jnp.ones_like(x),))[1]
+
+    return derivative
+
+
+def _reach(values) -> float:
+    """The largest power of ten, from 20 on, up to which samples are finite."""
+    best = 20.0
+    for size in (100.0, 1e3, 1e4):
+        if not np.all(np.isfinite(values(size))):
+            break
+        best = size
+    return best
+
+
+def _survey(name, function, slope, own, knots) -> Profile:
+    """Finds out how the function bends between its knots."""
+
+    def at(x):
+        x = jnp.asarray(x, float)
+        try:
+            parts = function(x), slope(x)
+        except Exception as error:
+            raise ProblemError(f"Activation '{name}' fails on an array: {error}") from error
+        for part, what in zip(parts, ("function", "derivative"), strict=True):
+            if jnp.shape(part) != x.shape:
+                raise ProblemError(
+                    f"The {what} of '{name}' must work entry by entry: an array of shape {x.shape} "
+                    f"gave one of shape {jnp.shape(part)}."
+                )
+        return tuple(np.asarray(part) for part in parts)
+
+    low = -_reach(lambda size: at([-size]))
+    high = _reach(lambda size: at([size]))
+    if knots and (knots[0] <= low or knots[-1] >= high):
+        raise ProblemError(f"The function '{name}' is not finite around its inflections {knots}.")
+    bends = []
+    for start, end in itertools.pairwise((low, *knots, high)):
+        grid = np.sinh(np.linspace(np.arcsinh(start), np.arcsinh(end), 2001))
+        near = np.linspace(max(start, -20), min(end, 20), 2001) if start < 20 and end > -20 else []
+        x = np.unique(np.concatenate([grid, near]))[1:-1]  # knots may be kinks
+        values, slopes = at(x)
+        if not (np.all(np.isfinite(values)) and np.all(np.isfinite(slopes))):
+            raise ProblemError(f"Activation '{name}' must be finite on [{low:g}, {high:g}].")
+        if own:
+            _check_derivative(name, x, values, slopes)
+        steps = np.diff(slopes)
+        size = np.abs(slopes)
+        central = np.max(size[np.abs(x) <= 20], initial=0)
+        noise = 1e-9 * np.maximum(size[1:], size[:-1]) + 1e-13 * central
+        rises, falls = np.any(steps > noise), np.any(steps < -noise)
+        if rises and falls:
+            turn = x[
+                np.argmax(np.diff(np.sign(np.where(np.abs(steps) > noise, steps, 0))) != 0) + 1
+            ]
+            raise ProblemError(
+                f"The derivative of '{name}' both rises and falls on ({start:g}, {end:g}), near "
+                f"x = {turn:g}: the function is neither convex nor concave there. Give all its "
+                "inflections (at most two), or register a relaxation."
+            )
+        bends.append(int(rises) - int(falls))
+    bend = _alternate(name, knots, bends)
+
+    def size(x, value):  # nothing is known about the formula, but that x itself may be rounded
+        return jnp.abs(value) + jnp.abs(x * slope(x))
+
+    profile = _make(function, slope, knots=knots, bend=bend, size=size)
+    if len(knots) < 2:
+        return profile
+    return dataclasses.replace(profile, bitangent=_bitangent(profile, low, high))
+
+
+def _check_derivative(name, x, values, slopes):
+    steps, runs = np.diff(values), np.diff(x)
+    # A mean slope lies between the derivatives at the ends, as these are monotone on the grid.
+    least, most = np.minimum(slopes[1:], slopes[:-1]), np.maximum(slopes[1:], slopes[:-1])
+    noise = 1e-9 * (1 + np.abs(values[1:]) + np.max(np.abs(slopes)) * runs) / runs * 1e-3
+    noise = noise + 1e-6 * np.max(np.abs(slopes))
+    off = np.maximum(steps / runs - most, least - steps / runs) - noise
+    if np.any(off > 0):
+        k = int(np.argmax(off))
+        raise ProblemError(
+            f"The derivative of '{name}' does not match the function near x = {x[k]:g}: it says "
+            f"{slopes[k]:g}, but the function's slope is {steps[k] / runs[k]:g}."
+        )
+
+
+def _alternate(name, knots, bends) -> int:
+    """The first region's bend: regions must alternate, and straight ones fit either way."""
+    for bend in (1, -1):
+        wanted = [bend * (-1) ** k for k in range(len(bends))]
+        if all(b in (0, w) for b, w in zip(bends, wanted, strict=True)):
+            return bend
+    words = {1: "convex", -1: "concave", 0: "straight"}
+    raise ProblemError(
+        f"Activation '{name}' is {', '.join(words[b] for b in bends)} between the inflections "
+        f"{knots}: it must change between convex and concave at each."
+    )
+
+
+def _zero(function, low, high) -> float | None:
+    """Where a monotone function of a float is zero, or None if its sign does not change."""
+    below, above = function(low), function(high)
+    if not below * above < 0:
+        return None
+    while low < (middle := (low + high) / 2) < high:
+        if (function(middle) < 0) == (below < 0):
+            low = middle
+        else:
+            high = middle
+    return middle
+
+
+def _host(function) -> Callable[[float], float]:
+    compiled = jax.jit(function)
+    return lambda x: float(compiled(jnp.asarray(x, float)))
+
+
+_FAR = 1e4
+
+
+def _regions(profile):
+    nudged = [
+        (knot - 1e-13 * (1 + abs(knot)), knot + 1e-13 * (1 + abs(knot))) for knot in profile.knots
+    ]
+    ends = [-_FAR, *(x for pair in nudged for x in pair), _FAR]
+    return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+def _stationary(profile: Profile) -> tuple[float, ...]:
+    """Where the function may turn: zeros of the derivative, and kinks."""
+    slope = _host(profile.derivative)
+    zeros = [_zero(slope, low, high) for low, high in _regions(profile)]
+    return (*profile.knots, *(x for x in zeros if x is not None))
+
+
+def _bitangent(profile: Profile, low, high) -> tuple[float, float] | None:
+    """The line that touches both outer regions, found by its slope."""
+    f, d = _host(profile.function), _host(profile.derivative)
+    sign = profile.bend
+    (_, first), _, (last, _) = _regions(profile)
+
+    def places(m):
+        one = _zero(lambda x: d(x) - m, low, first)
+        two = _zero(lambda x: d(x) - m, last, high)
+        return (low if one is None else one), (high if two is None else two)
+
+    def gap(m):
+        one, two = places(m)
+        return sign * (f(one) - m * one - f(two) + m * two)
+
+    slopes = [sorted((d(low), d(first))), sorted((d(last), d(high)))]
+    least, most = max(slopes[0][0], slopes[1][0]), min(slopes[0][1], slopes[1][1])
+    room = 1e-9 * (most - least)
+    m = _zero(gap, least + room, most - room) if room > 0 else None
+    return None if m is None else places(m)
+
+
+def _check_hull(name: str, activation: AbstractActivation):
+    """Looks for points that contradict a relaxation."""
+    random = np.random.default_rng(0)
+    middle, width = random.normal(size=256) * 3, np.abs(random.normal(size=256)) * 4
+    width[:8] = 0
+    low, high = jnp.asarray(middle - width / 2), jnp.asarray(middle + width / 2)
+    x = low + (high - low) * jnp.linspace(0, 1, 41)[:, None]
+
+    @jax.jit
+    def everything(low, high, x):
+        wedge = activation.wedge(low, high)
+        sides = [
+            jax.vmap(lambda x, side=side: jax.jvp(side, (x,), (jnp.ones_like(x),)))(x)
+            for side in (wedge.lower, wedge.upper)
+        ]
+        return sides, activation.image(low, high), activation(x)
+
+    try:
+        ((below, left), (above, right)), (least, most), value = everything(low, high, x)
+    except Exception as error:
+        raise ProblemError(f"The relaxation of '{name}' fails on arrays: {error}") from error
+    slack = 1e-9 * (1 + jnp.abs(value))
+    shape = value.shape
+    for part, what in ((below, "lower"), (above, "upper"), (least, "image"), (most, "image")):
+        if jnp.shape(part) not in (shape, shape[1:]):
+            raise ProblemError(
+                f"The {what} of '{name}' must work entry by entry: it gave shape "
+                f"{jnp.shape(part)[-1:]} for {shape[-1:]}."
+            )
+
+    def chords(side):
+        return side[1:-1] - (side[:-2] + side[2:]) / 2
+
+    faults = {
+        "lower is not finite": ~jnp.isfinite(below) | ~jnp.isfinite(left),
+        "upper is not finite": ~jnp.isfinite(above) | ~jnp.isfinite(right),
+        "lower is above the function": ~(below <= value + slack),
+        "upper is below the function": ~(above >= value - slack),
+        "lower is not convex": chords(below) > slack[1:-1],
+        "upper is not concave": chords(above) < -slack[1:-1],
+        "the image misses a value": ~((least - slack <= value) & (value <= most + slack)),
+    }
+    for fault, found in faults.items():
+        if bool(jnp.any(found)):
+            entry = int(jnp.argmax(jnp.any(found, axis=0)))
+            place = x[int(jnp.argmax(found[:, entry])), entry]
+            raise ProblemError(
+                f"Activation '{name}' on [{float(low[entry]):g}, {float(high[entry]):g}]: {fault}, "
+                f"near x = {float(place):g}."
+            )

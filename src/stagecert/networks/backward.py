@@ -20,10 +20,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from stagecert import pieces
 from stagecert.networks.activations import AbstractWedge
 from stagecert.networks.operations import Linear
 from stagecert.networks.relaxation import Layer, Segment
-from stagecert.pieces import evaluate
 from stagecert.sets import AbstractSet
 
 
@@ -59,10 +59,8 @@ class DualBound(eqx.Module):
 
 def _lined(x, weights):
     """A maximum replaced by the line with these weights."""
-    weights = jnp.maximum(weights, 0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 1 / x.shape[-1])
-    return jnp.sum(weights * x, axis=-1), weights
+    weights = pieces.on_simplex(x, weights)
+    return pieces.weighted(x, weights), weights
 
 
 def lines_at(wedge: AbstractWedge, x, slopes, span: Span) -> Lines:
@@ -71,9 +69,11 @@ def lines_at(wedge: AbstractWedge, x, slopes, span: Span) -> Lines:
     `slopes` are the weights of the wedge's nonsmooth pieces; see AbstractWedge.slopes.
     """
     of_lower, of_upper = slopes
+    # A wedge made of lines has the same ones everywhere: at zero nothing is rounded.
+    x = jnp.zeros_like(x) if wedge.straight else x
 
     def line(function, weights, outward):
-        value, pull = jax.vjp(lambda x: evaluate(function, (x,), _lined, weights)[0], x)
+        value, pull = jax.vjp(lambda x: pieces.evaluate(function, (x,), _lined, weights)[0], x)
         (slope,) = pull(jnp.ones_like(value))
         wide = slope.ndim > 0 and slope.shape != value.shape
         total = (lambda t: jnp.sum(t, axis=-1)) if wide else (lambda t: t)
@@ -106,10 +106,10 @@ def segment_span(segment: Segment, input_magnitudes: tuple, block_magnitudes: tu
     return Span(values[segment.output] * (1 + 1e-6))
 
 
-def _terms(segment: Segment, size: int, consumers: int) -> int:
+def _terms(segment: Segment, shapes: list, size: int, consumers: int) -> int:
     """How many roundings stand between a segment's cotangent and those of what it reads."""
     total = size + consumers + 16
-    shapes = [()] * len(segment.sources) + [node.shape for node in segment.nodes]
+    shapes = [*shapes, *(node.shape for node in segment.nodes)]
     for node in segment.nodes:
         if isinstance(node.operation, Linear):
             total += node.operation.back_terms(node.weights, [shapes[k] for k in node.arguments])
@@ -150,7 +150,9 @@ def dual_bound(
             of_blocks[k] = of_blocks[k] + to_blocks[k]
         reach = jnp.sum(jnp.abs(cotangent) * span.magnitude)
         total = total + jnp.sum(cotangent * constant)
-        slip = slip + _terms(segment, math.prod(cotangent.shape), consumers) * eps * reach
+        read = [x.shape for x in segment.pick(zeros, nothing)]
+        terms = _terms(segment, read, math.prod(cotangent.shape), consumers)
+        slip = slip + terms * eps * reach
         size = size + reach
 
     pull(last, last_span, row)
@@ -173,7 +175,12 @@ def dual_bound(
         )
     minimiser = inputs.minimise_linear(of_inputs)
     term = inputs.linear_minimum(of_inputs)
-    magnitude = jax.tree.map(lambda g, x: jnp.sum(jnp.abs(g) * jnp.abs(x)), of_inputs, minimiser)
+    magnitude = jax.tree.map(
+        lambda g, x, c: jnp.sum(jnp.abs(g) * (jnp.abs(x) + jnp.abs(c))),
+        of_inputs,
+        minimiser,
+        inputs.centre(),
+    )
     magnitude = jax.tree.reduce(jnp.add, magnitude) + jnp.abs(term)
     entries = sum(math.prod(x.shape) for x in jax.tree.leaves(zeros))
     slip = slip + (entries + 8) * eps * magnitude

@@ -13,9 +13,9 @@ So hulls hold for the numbers that are computed, not only for those that are mea
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -141,10 +141,9 @@ class Profile:
         derivative: its derivative; at a kink, either side's.
         knots: at most two points where its curvature changes sign, in order; these may be kinks.
         bend: 1 if it is convex before the first knot, -1 if concave.
-        size: |computed - true| <= a few roundings of size(x); None: of |function(x)|.
+        size: |computed - true| <= a few roundings of size(x, value); None: of |value|.
         bitangent: the two points where one line touches both outer regions, or None.
-        reach: the function is computed on [-reach(dtype), reach(dtype)] only, and extended by
-            tangents, so that nothing overflows.
+        reach: the two numbers reach(dtype), about zero, between which it does not overflow.
     """
 
     function: Callable
@@ -161,11 +160,27 @@ class Profile:
         regions = itertools.pairwise(ends)
         return [r for k, r in enumerate(regions) if sign * self.bend * (-1) ** k > 0]
 
-    def rounding(self, x):
+    def at(self, *points) -> list["_At"]:
+        """Values at some points; together, because compilation is slow for long formulas."""
+        x = jnp.stack(jnp.broadcast_arrays(*points))
+        parts = (x, self.function(x), self.derivative(x))
+        parts = (*parts, self.rounding(x, parts[1]))
+        return [_At(*(part[k] for part in parts)) for k in range(len(points))]
+
+    def rounding(self, x, value):
         """A bound on the error of the function's computed value at x."""
         info = jnp.finfo(x.dtype)
-        size = jnp.abs(self.function(x)) if self.size is None else self.size(x)
+        size = jnp.abs(value) if self.size is None else self.size(x, value)
         return ROUNDINGS * (info.eps * size + info.tiny)
+
+
+class _At(NamedTuple):
+    """A point, the function's value and derivative there, and a bound on the value's error."""
+
+    x: Any
+    value: Any
+    slope: Any
+    rounding: Any
 
 
 class _Bounds:
@@ -214,53 +229,53 @@ def _nudge(x):
     return 2 * info.eps * jnp.abs(x) + 4 * info.tiny
 
 
-def _chord_slope(profile, low, high):
-    """The slope between the ends, kept within the derivative's range: short intervals are noisy."""
-    f, d = profile.function, profile.derivative
-    slopes = [d(low), d(high)]
+class _Chord(NamedTuple):
+    """The line between the ends, and how far it may cut the function by rounding."""
+
+    low: _At
+    high: _At
+    slope: Any
+    margin: Any
+
+
+def _chord(profile, low, high) -> _Chord:
+    points = [low, high]
     for knot in profile.knots:
         nudge = _nudge(jnp.asarray(knot, low.dtype))
-        slopes += [d(jnp.clip(knot - nudge, low, high)), d(jnp.clip(knot + nudge, low, high))]
-    least, most = slopes[0], slopes[0]
-    for slope in slopes[1:]:
-        least, most = jnp.minimum(least, slope), jnp.maximum(most, slope)
-    rise, run = f(high) - f(low), high - low
+        points += [jnp.clip(knot - nudge, low, high), jnp.clip(knot + nudge, low, high)]
+    at = profile.at(*points)
+    # Slopes over short intervals are noisy, but must be in the derivative's range.
+    least, most = at[0].slope, at[0].slope
+    for other in at[1:]:
+        least, most = jnp.minimum(least, other.slope), jnp.maximum(most, other.slope)
+    start, end = at[:2]
+    rise, run = end.value - start.value, high - low
     known = (run > 0) & jnp.isfinite(rise)
-    slope = jnp.where(known, rise / jnp.where(known, run, 1), least)
-    slope = jnp.clip(slope, least, most)
-    return jnp.where(jnp.isfinite(slope), slope, 0)
-
-
-def _chord_margin(profile, low, high, slope):
+    slope = jnp.clip(jnp.where(known, rise / jnp.where(known, run, 1), least), least, most)
+    slope = jnp.where(jnp.isfinite(slope), slope, 0)
     eps = jnp.finfo(low.dtype).eps
-    margin = profile.rounding(low) + profile.rounding(high)
-    rise, run = profile.function(high) - profile.function(low), high - low
-    # The slope may have been kept in range, or have underflowed.
-    margin = margin + ROUNDINGS * eps * jnp.abs(slope) * run + jnp.abs(rise - slope * run)
-    return jnp.where(jnp.isfinite(margin), margin, jnp.inf)
+    margin = start.rounding + end.rounding + ROUNDINGS * eps * jnp.abs(slope) * run
+    margin = margin + jnp.abs(rise - slope * run)  # kept in range, or underflowed
+    return _Chord(start, end, slope, jnp.where(jnp.isfinite(margin), margin, jnp.inf))
 
 
 def chord(profile: Profile, sign: int, low, high) -> Line:
     """The line through the function's values at the ends, moved outwards by rounding."""
     bounds = _Bounds(low, high)
-    low, high = bounds.low, bounds.high
-    slope = _chord_slope(profile, low, high)
-    margin = _chord_margin(profile, low, high, slope)
-    value = profile.function(low)
+    start, _, slope, margin = _chord(profile, bounds.low, bounds.high)
     # An end whose value overflows leaves no finite line on this side.
-    value = jnp.where(bounds.usable & jnp.isfinite(value), value - sign * margin, -sign * jnp.inf)
-    return Line(slope, low, value)
+    finite = bounds.usable & jnp.isfinite(start.value)
+    return Line(slope, start.x, jnp.where(finite, start.value - sign * margin, -sign * jnp.inf))
 
 
-def _region_margin(profile, start, end):
-    """Roundings of the largest value on [start, end], where the function bends one way."""
-    eps = jnp.finfo(start.dtype).eps
+def _region_margin(start: _At, end: _At):
+    """Roundings of the largest value between two points, where the function bends one way."""
+    eps = jnp.finfo(start.x.dtype).eps
     # Between the ends, the tangents there bound how far the function may dip.
-    left, right = profile.derivative(start), profile.derivative(end)
-    dips = left * right < 0
-    dip = jnp.where(dips, jnp.minimum(jnp.abs(left), jnp.abs(right)) * (end - start), 0)
-    ends = jnp.maximum(profile.rounding(start), profile.rounding(end))
-    return ends + ROUNDINGS * eps * dip
+    dips = start.slope * end.slope < 0
+    least = jnp.minimum(jnp.abs(start.slope), jnp.abs(end.slope))
+    dip = jnp.where(dips, least * (end.x - start.x), 0)
+    return jnp.maximum(start.rounding, end.rounding) + ROUNDINGS * eps * dip
 
 
 def curve(profile: Profile, sign: int, low, high) -> Curve:
@@ -268,139 +283,180 @@ def curve(profile: Profile, sign: int, low, high) -> Curve:
     bounds = _Bounds(low, high)
     low, high = bounds.low, bounds.high
     if profile.reach is not None:
-        reach = profile.reach(low.dtype)
-        low, high = jnp.clip(low, -reach, reach), jnp.clip(high, -reach, reach)
-    margin = jnp.where(bounds.usable, _region_margin(profile, low, high), jnp.inf)
-    d = profile.derivative
-    return Curve(profile.function, sign, low, high, d(low), d(high), margin)
+        # Beyond, the tangent at a place where it is not steep: it must not overflow itself.
+        least, most = profile.reach(low.dtype)
+        low = jnp.clip(low, jnp.where(low < least, -0.5, low), jnp.where(high > most, 0.5, high))
+        high = jnp.clip(high, low, jnp.where(high > most, 0.5, high))
+    start, end = profile.at(low, high)
+    margin = jnp.where(bounds.usable, _region_margin(start, end), jnp.inf)
+    return Curve(profile.function, sign, low, high, start.slope, end.slope, margin)
 
 
-def _bowl(profile, sign, low, high, first, last):
-    """Line | function | line: the lower hull of g if g is convex on [first, last] only.
+class _Touch(NamedTuple):
+    """Where a line from an end of the interval touches a region in which g is convex."""
 
-    Returns the curve and whether it is more than a chord.
+    at: _At
+    slope: Any  # of the line
+    found: Any
+    cut: Any  # by how much the line may cut g, because the place is a floating-point number
+
+
+def _touches(profile, searches, line: _Chord) -> list[_Touch]:
+    """Tangent points, all in one loop: each search is (sign, mirror, first, last).
+
+    With mirror 1 the line comes from the lower end of the interval to the region [first, last];
+    with mirror -1 from the upper end, which is the same search in -x.
     """
-    f, d, rounding = profile.function, profile.derivative, profile.rounding
-    inner_low, inner_high = jnp.clip(low, first, last), jnp.clip(high, first, last)
-    some = (low <= last) & (high >= first)
-    cut: Any = 0
-    start, end, left, right = low, high, d(low), d(high)
-    if np.isfinite(first):
-        start, line, found, cut_left = _tangent(profile, sign, low, inner_low, inner_high)
-        outside = low < first
-        left = jnp.where(outside, line, left)
-        start = jnp.where(outside, start, low)
-        some, cut = some & (found | ~outside), cut + jnp.where(outside, cut_left, 0)
-    if np.isfinite(last):
-        # The mirror image of the search on the left.
-        size = profile.size or (lambda x: jnp.abs(f(x)))
-        mirrored = Profile(lambda x: f(-x), lambda x: -d(-x), size=lambda x: size(-x))
-        end, line, found, cut_right = _tangent(mirrored, sign, -high, -inner_high, -inner_low)
-        outside = high > last
-        right = jnp.where(outside, -line, right)
-        end = jnp.where(outside, -end, high)
-        some, cut = some & (found | ~outside), cut + jnp.where(outside, cut_right, 0)
-    some = some & (start <= end) & (sign * left <= sign * right)
-    slope = _chord_slope(profile, low, high)
-    # Where the chord nearly touches the curve, rounding may have missed that it does.
-    above: Any = 0
-    for t in (jnp.clip(start, low, high), jnp.clip(end, low, high)):
-        above = jnp.maximum(above, sign * (f(low) + slope * (t - low) - f(t)) + rounding(t))
-    margin = jnp.where(
-        some,
-        _region_margin(profile, start, end) + cut,
-        jnp.maximum(above, 0) + _chord_margin(profile, low, high, slope),
-    )
-    start, end = jnp.where(some, start, low), jnp.where(some, end, low)
-    left, right = jnp.where(some, left, slope), jnp.where(some, right, slope)
-    return Curve(profile.function, sign, start, end, left, right, margin)
 
+    def stack(arrays):
+        return jnp.stack(jnp.broadcast_arrays(*arrays))
 
-def _tangent(profile, sign, point, low, high):
-    """Where in [low, high], on which g is convex, a line from (point, g(point)) touches g.
+    low, high = line.low.x, line.high.x
+    column = (len(searches),) + (1,) * low.ndim
+    sign = jnp.asarray([s for s, *_ in searches], low.dtype).reshape(column)
+    mirror = jnp.asarray([m for _, m, *_ in searches], low.dtype).reshape(column)
+    ends = [line.low if m > 0 else line.high for _, m, *_ in searches]
+    point = mirror * stack([end.x for end in ends])
+    value = sign * stack([end.value for end in ends])
+    rounding = stack([end.rounding for end in ends])
+    inner = [
+        (jnp.clip(low, a, b), jnp.clip(high, a, b))[::m]  # the near end of the region first
+        for _, m, a, b in searches
+    ]
+    near = mirror * stack([ends[0] for ends in inner])
+    far = mirror * stack([ends[1] for ends in inner])
 
-    The point is left of the interval. Returns the place, the line's slope, whether there is such a
-    place, and by how much the line may cut g because the place is a floating-point number.
-    """
-    f, d, rounding = profile.function, profile.derivative, profile.rounding
-    f_point, r_point = f(point), rounding(point)
+    def at(t):  # g in the mirrored coordinate
+        f = profile.function(mirror * t)
+        r = profile.rounding(mirror * t, f)
+        return _At(t, sign * f, sign * mirror * profile.derivative(mirror * t), r)
 
     def passes(t):  # the tangent at t, continued to the point, is below g there
-        gap = sign * (f(t) - f_point - d(t) * (t - point))
-        return gap <= -(rounding(t) + r_point)
+        t = at(t)
+        return t.value - value - t.slope * (t.x - point) <= -(t.rounding + rounding)
 
-    # The hull's corner may be a kink at `low`, whose slopes are those just inside.
-    corner = jnp.minimum(low + _nudge(low), high)
-    at_corner = passes(corner)
-    place = jnp.where(at_corner, low, _bisect(passes, low, high))
+    # The hull's corner may be a kink at `near`, whose slopes are those just inside.
+    at_corner = passes(jnp.minimum(near + _nudge(near), far))
+    place = jnp.where(at_corner, near, _bisect(passes, near, far))
     # Not tested at the place again, where the next compilation may round to the other side.
-    found = at_corner | (place < high) | passes(high)
+    found = at_corner | (place < far) | passes(far)
+    here = at(place)
     run = place - point
-    rise = sign * (f(place) - f_point) + rounding(place) + r_point
-    slope = jnp.where(run > 0, rise / jnp.where(run > 0, run, 1), sign * d(place))
+    rise = here.value - value + here.rounding + rounding
+    slope = jnp.where(run > 0, rise / jnp.where(run > 0, run, 1), here.slope)
     # The true place is less than a spacing before; between the two g may dip below the line.
-    dip = jnp.maximum(sign * d(place) - slope, 0) * 2 * _nudge(place)
-    underflow = jnp.maximum(rise - slope * run, 0)
-    return place, sign * slope, found, jnp.where(at_corner, 0, dip) + underflow
+    dip = jnp.where(at_corner, 0, jnp.maximum(here.slope - slope, 0) * 2 * _nudge(place))
+    cut = dip + jnp.maximum(rise - slope * run, 0)  # the slope may have underflowed
+    here = _At(mirror * place, sign * here.value, sign * mirror * here.slope, here.rounding)
+    parts = (*here, sign * mirror * slope, found, cut)
+    rows = [[part[k] for part in parts] for k in range(len(searches))]
+    return [_Touch(_At(*row[:4]), *row[4:]) for row in rows]
+
+
+def _bowl(profile, sign, line: _Chord, first, last, touches) -> Curve:
+    """Line | function | line: the lower hull of g if g is convex on [first, last] only.
+
+    `touches` has the tangent points at the ends of the region that are finite.
+    """
+    start, end = line.low, line.high
+    low, high = start.x, end.x
+    left, right = start.slope, end.slope
+    some = (low <= last) & (high >= first)
+    cut: Any = 0
+    if np.isfinite(first):
+        touch, outside = touches.pop(0), low < first
+        left = jnp.where(outside, touch.slope, left)
+        start = jax.tree.map(lambda a, b: jnp.where(outside, a, b), touch.at, start)
+        some, cut = some & (touch.found | ~outside), jnp.where(outside, touch.cut, 0)
+    if np.isfinite(last):
+        touch, beyond = touches.pop(0), high > last
+        right = jnp.where(beyond, touch.slope, right)
+        end = jax.tree.map(lambda a, b: jnp.where(beyond, a, b), touch.at, end)
+        some, cut = some & (touch.found | ~beyond), cut + jnp.where(beyond, touch.cut, 0)
+    some = some & (start.x <= end.x) & (sign * left <= sign * right)
+    # Where the chord nearly touches the curve, rounding may have missed that it does.
+    above: Any = 0
+    for t in (start, end):
+        cuts = sign * (line.low.value + line.slope * (t.x - low) - t.value) + t.rounding
+        above = jnp.maximum(above, jnp.where((t.x >= low) & (t.x <= high), cuts, 0))
+    margin = jnp.where(some, _region_margin(start, end) + cut, above + line.margin)
+    return Curve(
+        profile.function,
+        sign,
+        start=jnp.where(some, start.x, low),
+        end=jnp.where(some, end.x, low),
+        left=jnp.where(some, left, line.slope),
+        right=jnp.where(some, right, line.slope),
+        margin=margin,
+    )
 
 
 def _choose(condition, yes: Curve, no: Curve) -> Curve:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def hull(profile: Profile, sign: int, low, high) -> AbstractSide:
-    """The lower (sign 1) or upper (sign -1) hull of a function that bends at most twice."""
-    regions = profile.convex_regions(sign)
+def hull(profile: Profile, low, high) -> tuple[AbstractSide, AbstractSide]:
+    """The lower and the upper hull of a function that bends at most twice."""
     if not profile.knots:
-        return curve(profile, sign, low, high) if regions else chord(profile, sign, low, high)
+        below, above = ((curve if profile.bend == sign else chord) for sign in (1, -1))
+        return below(profile, 1, low, high), above(profile, -1, low, high)
+    sides = curves(profile, (1, -1), low, high)
+    if profile.bitangent is not None:
+        bent = 0 if profile.bend > 0 else 1
+        sides[bent] = _bridged(profile, low, high, sides[bent])
+    return sides[0], sides[1]
+
+
+def curves(profile: Profile, signs: Sequence[int], low, high) -> list:
+    """The lower (sign 1) or upper (sign -1) hulls of a function with knots, without bridges."""
+    bounds = _Bounds(low, high)
+    line = _chord(profile, bounds.low, bounds.high)
+    searches = [
+        (sign, mirror, *region)
+        for sign in signs
+        for region in profile.convex_regions(sign)
+        for mirror, end in zip((1, -1), region, strict=True)
+        if np.isfinite(end)
+    ]
+    touches = _touches(profile, searches, line)
+    sides = []
+    for sign in signs:
+        regions = profile.convex_regions(sign)
+        parts = [_bowl(profile, sign, line, *region, touches) for region in regions]
+        side = parts[0]
+        if len(parts) == 2:
+            # A line from `low` to the last region must not dip into the first, where g has to
+            # leave `low` at least as steeply; else it goes from the first region to `high`.
+            (_, first), (last, _) = regions
+            leaves = sign * line.low.slope >= sign * parts[1].left
+            pick = (line.low.x >= first) | ((line.high.x > last) & leaves)
+            side = _choose(pick, parts[1], parts[0])
+        margin = jnp.where(bounds.usable, side.margin, jnp.inf)
+        sides.append(eqx.tree_at(lambda c: c.margin, side, margin))
+    return sides
+
+
+def _bridged(profile, low, high, side: Curve) -> Bridge:
+    """The bridge where both points of the bitangent are inside, and `side` elsewhere."""
     bounds = _Bounds(low, high)
     low, high = bounds.low, bounds.high
-    if len(regions) == 1:
-        side = _bowl(profile, sign, low, high, *regions[0])
-    else:
-        side = _two_regions(profile, sign, low, high, regions)
-    margin = jnp.where(bounds.usable, side.margin, jnp.inf)
-    side = eqx.tree_at(lambda c: c.margin, side, margin)
-    if len(regions) == 2 and profile.bitangent is not None:
-        return _bridged(profile, sign, bounds, side)
-    return side
-
-
-def _two_regions(profile, sign, low, high, regions) -> Curve:
-    """Convex, concave, convex: a line from `low` to the last region, or from the first to `high`.
-
-    (A line that touches both regions inside is a `Bridge`.)
-    """
-    (_, first), (last, _) = regions
-    to_last = _bowl(profile, sign, low, high, *regions[1])
-    from_first = _bowl(profile, sign, low, high, *regions[0])
-    # The line from `low` must not dip into the first region: g leaves `low` at least as steeply.
-    leaves = sign * profile.derivative(low) >= sign * to_last.left
-    pick = (low >= first) | ((high > last) & leaves)
-    return _choose(pick, to_last, from_first)
-
-
-def _bridged(profile, sign, bounds, side) -> Bridge:
-    """The bridge where both points of the bitangent are inside, and `side` elsewhere."""
-    f = profile.function
-    low, high = bounds.low, bounds.high
-    dtype = low.dtype
-    one, two = (jnp.asarray(x, dtype) for x in profile.bitangent)
-    eps = jnp.finfo(dtype).eps
+    eps = jnp.finfo(low.dtype).eps
+    one, two = (jnp.asarray(x, low.dtype) for x in profile.bitangent)
     # A little outside the true points g is flatter before and steeper after than the line, so that
     # the whole stays convex; the line then errs by the square of the step, which the margin covers.
     step = jnp.sqrt(eps) / 16 * (two - one)
     on = (low < one - step) & (high > two + step) & bounds.usable
     start, end = jnp.where(on, one - step, low), jnp.where(on, two + step, high)
-    run = jnp.where(on, end - start, 1)
-    slope = jnp.where(on, (f(end) - f(start)) / run, 0)
-    d = profile.derivative
-    bend = jnp.abs(d(start) - slope) + jnp.abs(d(end) - slope)
-    largest = jnp.maximum(profile.rounding(low), profile.rounding(high))
-    margin = largest + profile.rounding(start) + profile.rounding(end)
-    margin = margin + bend * step + ROUNDINGS * eps * jnp.abs(slope) * run
+    ends = profile.at(low, high, start, end)
+    start, end = ends[2:]
+    run = jnp.where(on, end.x - start.x, 1)
+    slope = jnp.where(on, (end.value - start.value) / run, 0)
+    bend = jnp.abs(start.slope - slope) + jnp.abs(end.slope - slope)
+    margin = bend * step + ROUNDINGS * eps * jnp.abs(slope) * run
+    for end_point in ends:
+        margin = margin + end_point.rounding
     margin = jnp.where(on, margin, 0)
-    return Bridge(side, f, sign, on, start, end, slope, margin)
+    return Bridge(side, profile.function, side.sign, on, start.x, end.x, slope, margin)
 
 
 def through_origin(side: Curve, mask, slope) -> Curve:
@@ -449,11 +505,11 @@ def corner_hull(profile: Profile, sign: int, low, high, corner, left=None, right
     """
     given, bounds = (low, high), _Bounds(low, high)
     low, high = bounds.low, bounds.high
-    f = profile.function
+    line = _chord(profile, low, high)
     middle = jnp.clip(jnp.asarray(corner, low.dtype), low, high)
     points = (low, middle, high)
-    values = tuple(f(x) for x in points)
-    whole = _chord_slope(profile, low, high)
+    values = (line.low.value, profile.function(middle), line.high.value)
+    whole = line.slope
     secants = (secant_slope(*_ends(points, values, 0)), secant_slope(*_ends(points, values, 1)))
     one = secants[0] if left is None else jnp.full_like(low, left)
     two = secants[1] if right is None else jnp.full_like(low, right)
@@ -461,10 +517,10 @@ def corner_hull(profile: Profile, sign: int, low, high, corner, left=None, right
     # Support makes lines sound; lines that are kept exact must be so at the other end too.
     offset_one, offset_two = (supporting_offset(sign, s, points, values) for s in (one, two))
     if left is not None:
-        active = active & (sign * (values[2] - left * high) >= profile.rounding(high))
+        active = active & (sign * (values[2] - left * high) >= line.high.rounding)
         offset_one = jnp.zeros_like(low)
     if right is not None:
-        active = active & (sign * (values[0] - right * low) >= profile.rounding(low))
+        active = active & (sign * (values[0] - right * low) >= line.low.rounding)
         offset_two = jnp.zeros_like(low)
     offset_whole = supporting_offset(sign, whole, points, values)
     one, two = jnp.where(active, one, whole), jnp.where(active, two, whole)

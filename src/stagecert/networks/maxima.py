@@ -6,7 +6,7 @@ over the levels t in {max l} and {u_j > max l}: any t gives an upper bound, the 
 and piecewise linear in t with breakpoints at the ends of the intervals, and below max l it falls.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -18,6 +18,8 @@ LEVELS = 16  # most levels t that are used; fewer give a valid, wider wedge
 
 class MaxWedge(AbstractWedge):
     """Lower: the maximum over the last axis. Upper: the least of a few affine functions."""
+
+    straight: ClassVar[bool] = True
 
     first: Any
     low_slopes: Any  # 0 for entries that are never the largest, so that they drop out

@@ -17,8 +17,7 @@ from stagecert.networks.graph import Network, Node
 from stagecert.networks.maxima import max_image, max_wedge
 from stagecert.networks.operations import Activation, Concat, Max, Reshape
 from stagecert.pieces import evaluate
-from stagecert.problem import AbstractStage, Objective, Problem, StageTrace
-from stagecert.sets import AbstractSet
+from stagecert.problem import AbstractStage, Objective, StageTrace
 
 
 class Segment(eqx.Module):
@@ -124,6 +123,7 @@ class LayerStage(AbstractStage):
 
     segment: Segment
     wedge: AbstractWedge
+    unit: Any  # how wide the interval of each argument is
     name: str | None = eqx.field(static=True, default=None)
     box: Any = None
 
@@ -146,15 +146,11 @@ class LayerStage(AbstractStage):
         return jax.eval_shape(lambda i, b: self._bounds(i, b, None, None)[0], inputs, blocks)
 
 
-def _row_of_outputs(params, inputs, blocks):
+def _combination(params, inputs, blocks):
     segment, row = params
     return jnp.vdot(row, segment(inputs, blocks))
 
 
-def relaxed(parts: Split, inputs: AbstractSet, wedges: tuple, row) -> Problem:
-    """The problem: minimise row . outputs over the inputs and the wedges."""
-    stages = tuple(
-        LayerStage(layer.segment, wedge, name)
-        for layer, wedge, name in zip(parts.layers, wedges, parts.names, strict=True)
-    )
-    return Problem(inputs, stages, Objective(_row_of_outputs, (parts.last, row)))
+def linear_objective(segment: Segment, row) -> Objective:
+    """row . segment(inputs, blocks)."""
+    return Objective(_combination, (segment, row))

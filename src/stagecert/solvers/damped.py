@@ -23,7 +23,7 @@ from stagecert.certificate import evaluate, passes_of_evaluate
 from stagecert.problem import Problem
 from stagecert.reformulation import Point
 from stagecert.solvers.base import AbstractSolver, report
-from stagecert.solvers.polish import smoothing_data
+from stagecert.solvers.polish import is_datum, smoothing_data
 
 
 class Memory(eqx.Module):
@@ -80,7 +80,7 @@ class Damped(AbstractSolver):
             passes = 2 * passes
         else:
             data = self.hints(problem)
-        memory = jax.tree.map(_first_memory, data, is_leaf=_is_datum)
+        memory = jax.tree.map(_first_memory, data, is_leaf=is_datum)
         return self._evaluated(problem, point, memory, jnp.zeros((), jnp.int32), passes)
 
     def step(self, problem, state: DampedState):
@@ -103,25 +103,22 @@ class Damped(AbstractSolver):
         def treatment_of(slack_share):
             def treat(x, memory: Memory):
                 at = jax.lax.stop_gradient(x)
-                change = at - memory.last
-                jump = jnp.max(change, axis=-1) - jnp.min(change, axis=-1)
+                compared, jump = pieces.compared(at, memory.last)
                 jumps = jnp.where(count > 0, memory.jumps + jump**2, memory.jumps)
                 width = jnp.sqrt((self.base * memory.unit) ** 2 + jumps) / self.rate
                 # A piece that cannot move (all arguments equal) has no width: any weights will do.
                 width = jnp.where(width > 0, width, 1)
                 weights = pieces.smooth_weights(at, width, memory.weights)
                 value = pieces.sloped_max(x, weights, slack_share)
-                return value, Memory(weights, memory.unit, jumps, at)
+                return value, Memory(weights, memory.unit, jumps, compared)
 
             return treat
 
         return treatment_of
 
 
-def _is_datum(node) -> bool:
-    return isinstance(node, tuple) and len(node) == 2 and all(hasattr(x, "dtype") for x in node)
-
-
 def _first_memory(datum) -> Memory:
     unit, weights = datum
-    return Memory(weights, unit, jnp.zeros_like(unit), jnp.zeros_like(weights))
+    zero = jnp.zeros_like(unit)
+    pair = isinstance(weights, pieces.First)
+    return Memory(weights, unit, zero, zero if pair else jnp.zeros_like(weights))

@@ -35,26 +35,32 @@ def smoothing_data(records):
 
     The unit is how far apart the piece's arguments were when `records` were made (pieces.measured).
     """
-    means = [jnp.mean(unit) for unit, _ in jax.tree.leaves(records, is_leaf=_is_datum)]
+    means = [jnp.mean(unit) for unit, *_ in jax.tree.leaves(records, is_leaf=is_datum)]
     largest = jnp.max(jnp.stack(means)) if means else 1.0
 
     def datum(record):
-        unit, weights = record
+        unit, _, uniform = record
         # Arguments may happen to coincide at this point; their unit must not be zero.
         mean = jnp.mean(unit)
         mean = jnp.where(mean > 0, mean, jnp.where(largest > 0, 1e-3 * largest, 1))
-        return jnp.hypot(unit, UNIT_FLOOR * mean), jnp.full_like(weights, 1 / weights.shape[-1])
+        return jnp.hypot(unit, UNIT_FLOOR * mean), uniform
 
-    return jax.tree.map(datum, records, is_leaf=_is_datum)
+    return jax.tree.map(datum, records, is_leaf=is_datum)
 
 
-def _is_datum(node) -> bool:
-    return isinstance(node, tuple) and len(node) == 2 and all(hasattr(x, "dtype") for x in node)
+def is_datum(node) -> bool:
+    """Whether a node of a tree of records or data is that of one piece: (unit, weights, ...)."""
+    return (
+        isinstance(node, tuple)
+        and len(node) in (2, 3)
+        and hasattr(node[0], "dtype")
+        and all(hasattr(x, "dtype") or isinstance(x, pieces.First) for x in node[1:])
+    )
 
 
 def recentred(data, slopes):
     """The data with the recorded slopes as new centres."""
-    return jax.tree.map(lambda datum, w: (datum[0], w), data, slopes, is_leaf=_is_datum)
+    return jax.tree.map(lambda datum, w: (datum[0], w), data, slopes, is_leaf=is_datum)
 
 
 class Smoothed(eqx.Module):
@@ -153,7 +159,7 @@ class Polish(AbstractSolver):
     def init(self, problem, point):
         exact = evaluate(problem, point, pieces.measured, with_gradient=False)
         data = smoothing_data(exact.done.records)
-        slopes = jax.tree.map(lambda record: record[1], exact.done.records, is_leaf=_is_datum)
+        slopes = jax.tree.map(lambda record: record[1], exact.done.records, is_leaf=is_datum)
         exact = eqx.tree_at(lambda e: e.done.records, exact, slopes)
         tau = jnp.asarray(self.tau, exact.value.dtype)
         like = jax.tree.map(jnp.zeros_like, point)

@@ -67,13 +67,10 @@ class SlopeAscent(AbstractSolver):
 
         def moved(w, m, s):
             m, s = m / (1 - 0.9**count), s / (1 - 0.999**count)
-            return to_simplex(w + size * m / (jnp.sqrt(s) + jnp.finfo(s.dtype).tiny ** 0.5))
+            return w + size * m / (jnp.sqrt(s) + jnp.finfo(s.dtype).tiny ** 0.5)
 
         slopes = jax.tree.map(moved, state.slopes, mean, square)
+        slopes = jax.tree.map(
+            pieces.nearest_weights, slopes, is_leaf=lambda x: isinstance(x, pieces.First)
+        )
         return AscentState(state.point, slopes, mean, square, count), found
-
-
-def to_simplex(weights):
-    """The nearest weights that are nonnegative and sum to one, along the last axis."""
-    middle = jnp.full_like(weights, 1 / weights.shape[-1])
-    return pieces.smooth_weights(weights - middle, 1, middle)

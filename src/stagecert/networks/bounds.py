@@ -1,0 +1,350 @@
+"""`bound`: certified bounds on linear functions of a network's outputs, for many boxes at once."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert.errors import ProblemError
+from stagecert.networks.graph import Network
+from stagecert.networks.intermediate import Intermediate, enclose
+from stagecert.networks.intervals import segment_interval
+from stagecert.networks.regions import Regions, regions_of
+from stagecert.networks.relaxation import Split, split
+from stagecert.networks.search import backward_bounds, relax, search
+from stagecert.problem import as_arrays
+from stagecert.solution import Status
+
+Method = Literal["ibp", "backward", "nonconvex"]
+METHODS = ("ibp", "backward", "nonconvex")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds on the minimum of every objective over every box.
+
+    Attributes:
+        bound: certified lower bounds, (batch, targets); they hold in real arithmetic.
+        value: upper bounds on what the relaxation can prove: the objective at a feasible point of
+            it. No method on the same relaxation can prove more than `value`.
+        gap: value - bound.
+        status: why each search ended, an array of Status.
+        inputs: the input that belongs to `value`, (batch, targets, *input_shape).
+        attained: the objective of the network itself at `inputs`, in float64: an upper bound on the
+            true minimum.
+        passes: how many passes over the network, forwards or backwards, each problem took.
+        intermediate: (low, high) of every activation's argument, each (batch, *shape).
+    """
+
+    bound: np.ndarray
+    value: np.ndarray
+    status: np.ndarray
+    inputs: Any
+    attained: np.ndarray
+    passes: np.ndarray
+    intermediate: tuple
+
+    @property
+    def gap(self) -> np.ndarray:
+        """value - bound."""
+        return self.value - self.bound
+
+    def __repr__(self) -> str:
+        batch, targets = self.bound.shape
+        return f"Bounds({batch} boxes x {targets} objectives, largest gap {self.gap.max():.3g})"
+
+
+def margins(labels, classes: int) -> np.ndarray:
+    """Objectives "true class minus every other class": (batch, classes - 1, classes).
+
+    The classifier is right on all of a box if all of these are positive there.
+
+    >>> margins([1], 3).tolist()
+    [[[-1.0, 1.0, 0.0], [0.0, 1.0, -1.0]]]
+    """
+    labels = np.atleast_1d(np.asarray(labels))
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ProblemError("margins: labels must be whole numbers, one for each box.")
+    if classes < 2 or labels.min(initial=0) < 0 or labels.max(initial=0) >= classes:
+        raise ProblemError(f"margins: labels must lie in 0 .. {classes - 1}.")
+    others = np.array([[k for k in range(classes) if k != label] for label in labels])
+    rows = np.zeros((len(labels), classes - 1, classes))
+    rows[np.arange(len(labels))[:, None], np.arange(classes - 1)[None], others] = -1
+    rows[np.arange(len(labels)), :, labels] = 1
+    return rows
+
+
+def bound(
+    network: Network,
+    lower=None,
+    upper=None,
+    objectives=None,
+    method: Method = "nonconvex",
+    intermediate: str | Intermediate | tuple = "backward",
+    atol: float = 1e-6,
+    rtol: float = 1e-2,
+    threshold: Any = None,
+    *,
+    ball: tuple | None = None,
+    max_iterations: int = 500,
+    time_limit: float | None = None,
+    precision: Literal["float32", "float64"] = "float32",
+    memory: float = 2.0,
+    progress: bool | Callable[[str, int, int], None] = False,
+) -> Bounds:
+    """Bounds the minimum of each objective over each box, with a certified gap.
+
+    Args:
+        network: from `load`, `from_torch` or `from_jax`.
+        lower, upper: the boxes, (batch, *input_shape); tuples of arrays for several inputs.
+        objectives: (batch, targets, outputs), or (targets, outputs) for all boxes alike: each row
+            is a linear function of the (flattened) outputs. None bounds every output by itself.
+            An upper bound on a function is minus the lower bound on its negative.
+        method: "ibp" (intervals), "backward" (one pass back) or "nonconvex" (search until the gap
+            is at most atol + rtol * |bound|).
+        intermediate: how the arguments of activations are bounded: "ibp", "backward" (one pass back
+            for each unstable neuron), "optimised" (a few search steps for each), an `Intermediate`
+            with settings, or ready intervals ((low, high), ...), for example those of an earlier
+            result. The bounds hold only if these do.
+        atol, rtol: tolerances on the gap, for "nonconvex".
+        threshold: stop a problem as soon as bound > threshold (proven) or value <= threshold (this
+            relaxation cannot prove it); a number or (batch, targets).
+        ball: (centre, radius): inputs are also within this Euclidean distance of the centre;
+            `lower` and `upper` may then be None.
+        max_iterations, time_limit: limits on the search; bounds found until then are valid.
+        precision: of the search. What is returned is always evaluated in float64.
+        memory: GiB that arrays may take; larger jobs are cut into chunks.
+        progress: True draws progress bars; a function is called with (what, finished, all).
+
+    Raises:
+        ProblemError: bad input, before any work.
+
+    >>> from stagecert import networks
+    >>> net = networks.from_jax(lambda x: jax.nn.relu(x) - 0.5 * x, np.zeros(1))
+    >>> result = networks.bound(net, [[-1.0]], [[1.0]], [[1.0]])
+    >>> result.bound.round(6).tolist(), result.value.round(6).tolist()
+    ([[0.0]], [[0.0]])
+    """
+    if method not in METHODS:
+        raise ProblemError(f"Unknown method '{method}'; known are {', '.join(METHODS)}.")
+    if precision not in ("float32", "float64"):
+        raise ProblemError(f"precision must be 'float32' or 'float64', not {precision!r}.")
+    how = Intermediate.named(intermediate)
+    with jax.enable_x64(True):
+        regions = regions_of(network, lower, upper, ball)
+        rows = _rows(network, regions.count, objectives)
+        goal = _threshold(threshold, rows.shape[:2])
+        parts = as_arrays(split(network), jnp.float64)
+        show = Progress(progress)
+        chunk = _boxes_at_once(parts, regions, rows.shape[1], memory)
+        results = []
+        for begin in range(0, regions.count, chunk):
+            some = slice(begin, begin + chunk)
+            results.append(
+                _bound_chunk(
+                    network,
+                    parts,
+                    regions[some],
+                    rows[some],
+                    None if goal is None else goal[some],
+                    method,
+                    how.chunk(some),
+                    dict(atol=atol, rtol=rtol, max_iterations=max_iterations),
+                    time_limit,
+                    precision,
+                    memory,
+                    show.part(begin, regions.count),
+                )
+            )
+    return _joined(results)
+
+
+class Progress:
+    """Tells the user how far a job is; see `bound`."""
+
+    def __init__(self, given, before: int = 0, total: int = 0):
+        self.given, self.before, self.total = given, before, total
+
+    def part(self, before: int, total: int) -> "Progress":
+        """The same, for a part of the boxes."""
+        return Progress(self.given, before, total)
+
+    def __call__(self, what: str, finished: int, all_of_them: int) -> None:
+        if callable(self.given):
+            self.given(what, finished, all_of_them)
+        elif self.given:
+            from rich.console import Console
+
+            Console(stderr=True).print(
+                f"boxes from {self.before + 1} of {self.total}: {what} {finished}/{all_of_them}"
+            )
+
+
+def _rows(network: Network, boxes: int, objectives) -> np.ndarray:
+    size = network.output_size
+    rows = np.eye(size) if objectives is None else np.asarray(objectives, np.float64)
+    if rows.ndim == 2:
+        rows = np.broadcast_to(rows, (boxes, *rows.shape))
+    if rows.ndim != 3 or rows.shape[0] != boxes or rows.shape[2] != size:
+        raise ProblemError(
+            f"objectives must have shape ({boxes}, targets, {size}) or (targets, {size}): boxes, "
+            f"objectives, outputs; they have shape {np.shape(objectives)}."
+        )
+    if rows.shape[1] == 0:
+        raise ProblemError("objectives has no rows.")
+    if not np.all(np.isfinite(rows)):
+        at = np.argwhere(~np.isfinite(rows))[0].tolist()
+        raise ProblemError(f"objectives is not finite at {at}.")
+    return rows
+
+
+def _threshold(threshold, shape) -> np.ndarray | None:
+    if threshold is None:
+        return None
+    goal = np.asarray(threshold, np.float64)
+    try:
+        goal = np.broadcast_to(goal, shape)
+    except ValueError:
+        raise ProblemError(
+            f"threshold must be a number or have shape {shape}, not {goal.shape}."
+        ) from None
+    if np.any(np.isnan(goal)):
+        raise ProblemError("threshold has a NaN.")
+    return goal
+
+
+def _boxes_at_once(parts: Split, regions: Regions, targets: int, memory: float) -> int:
+    neurons = sum(math.prod(layer.shape) for layer in parts.layers)
+    inputs = sum(math.prod(shape) for shape in regions.shapes)
+    # The search holds about 40 numbers of 4 bytes for each neuron of a lane.
+    of_lane = 160 * (neurons + 2 * inputs)
+    lanes = max(int(memory * 2**30 / max(of_lane, 1)), 1)
+    return max(lanes // targets, 1)
+
+
+def _bound_chunk(
+    network, parts: Split, regions, rows, goal, method, how, options, time_limit, precision,
+    memory, show,
+) -> Bounds:  # fmt: skip
+    arguments = enclose(parts, regions, how, memory, show)
+    if method == "ibp":
+        return _by_intervals(network, parts, regions, rows, goal, arguments)
+    relaxed = relax(parts.layers, parts.last, regions.boxes, arguments)
+    jrows = jnp.asarray(rows)
+    if method == "backward":
+        found = backward_bounds(parts.layers, parts.last, relaxed, regions.sets, jrows)
+        return _with_network_values(
+            network, rows, goal, np.asarray(found.bound), found.minimiser, arguments, 1
+        )
+    with jax.enable_x64(precision == "float64"):
+        solution = search(
+            parts.layers,
+            parts.last,
+            relaxed,
+            regions.sets,
+            jrows,
+            dtype=jnp.dtype(precision).type,
+            target=None if goal is None else goal.reshape(-1),
+            time_limit=time_limit,
+            progress=lambda done, size: show("searching", done, size),
+            **options,
+        )
+    shape = rows.shape[:2]
+    inputs = jax.tree.map(lambda x: np.asarray(x).reshape(*shape, *x.shape[1:]), solution.inputs)
+    status = np.array(solution.status, dtype=object).reshape(shape)
+    return Bounds(
+        solution.bound.reshape(shape),
+        solution.value.reshape(shape),
+        status,
+        _unhidden(network, inputs),
+        _attained(network, rows, inputs),
+        # One more: the pass back that the search starts from.
+        solution.passes.reshape(shape) + 1,
+        jax.tree.map(np.asarray, arguments),
+    )
+
+
+@eqx.filter_jit
+def _interval_outputs(parts: Split, boxes, arguments):
+    def one(boxes, arguments):
+        blocks = tuple(
+            layer.image(*pair) for layer, pair in zip(parts.layers, arguments, strict=True)
+        )
+        return segment_interval(parts.last, boxes, blocks)
+
+    return jax.vmap(one)(boxes, arguments)
+
+
+def _by_intervals(network, parts, regions, rows, goal, arguments) -> Bounds:
+    low, high = (np.asarray(x) for x in _interval_outputs(parts, regions.boxes, arguments))
+    ends = np.where(rows > 0, low[:, None], high[:, None])
+    eps = np.finfo(float).eps
+    computed = np.sum(rows * ends, axis=-1)
+    slip = (rows.shape[-1] + 4) * eps * np.sum(np.abs(rows * ends), axis=-1)
+    centre = jax.tree.map(
+        lambda x: np.repeat(np.asarray(x)[:, None], rows.shape[1], axis=1),
+        jax.vmap(lambda s: s.centre())(regions.sets),
+    )
+    found = computed - slip
+    return _with_network_values(network, rows, goal, found, centre, arguments, 1)
+
+
+def _with_network_values(network, rows, goal, found, inputs, arguments, passes) -> Bounds:
+    """Bounds of methods that know no point of the relaxation: the network's own values serve."""
+    attained = _attained(network, rows, inputs)
+    status = np.full(found.shape, Status.STALLED, dtype=object)
+    if goal is not None:
+        status[attained <= goal] = Status.TARGET_MET
+        status[found > goal] = Status.TARGET_PROVEN
+    return Bounds(
+        found,
+        attained,
+        status,
+        _unhidden(network, jax.tree.map(np.asarray, inputs)),
+        attained,
+        np.full(found.shape, passes),
+        jax.tree.map(np.asarray, arguments),
+    )
+
+
+@eqx.filter_jit
+def _outputs(network: Network, inputs):
+    network = as_arrays(network, jnp.float64)
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    return jax.vmap(jax.vmap(network.flat_outputs))(*inputs)
+
+
+def _attained(network, rows, inputs) -> np.ndarray:
+    inputs = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), inputs)
+    return np.sum(rows * np.asarray(_outputs(network, inputs)), axis=-1)
+
+
+def _unhidden(network: Network, inputs):
+    """Arrays in the users' shapes: a hidden batch axis is taken out."""
+    several = isinstance(inputs, tuple)
+    arrays = inputs if several else (inputs,)
+    shown = tuple(
+        x[:, :, 0] if hidden else x for x, hidden in zip(arrays, network.hidden_axis, strict=True)
+    )
+    return shown if several else shown[0]
+
+
+def _joined(results: list[Bounds]) -> Bounds:
+    if len(results) == 1:
+        return results[0]
+
+    def join(*parts):
+        return np.concatenate(parts)
+
+    first = results[0]
+    return Bounds(
+        **{
+            name: jax.tree.map(join, *(getattr(r, name) for r in results))
+            for name in first.__dataclass_fields__
+        }
+    )

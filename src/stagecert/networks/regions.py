@@ -1,0 +1,132 @@
+"""Where the inputs may be: boxes, Euclidean balls, or both, one for each problem of a batch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from stagecert.errors import ProblemError
+from stagecert.networks.graph import Network
+from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Sets with a leading axis, and boxes around them.
+
+    Attributes:
+        sets: a set whose arrays have a leading axis of problems, in the graph's shapes.
+        boxes: ((low, high), ...), one pair for each input.
+        shapes: the inputs' shapes in the graph.
+        boxed: whether the sets are the boxes.
+    """
+
+    sets: AbstractSet
+    boxes: tuple
+    shapes: tuple
+    boxed: bool
+
+    @property
+    def count(self) -> int:
+        """How many problems."""
+        return int(self.boxes[0][0].shape[0])
+
+    def __getitem__(self, rows: slice) -> "Regions":
+        pick = lambda tree: jax.tree.map(lambda x: x[rows], tree)  # noqa: E731
+        return Regions(pick(self.sets), pick(self.boxes), self.shapes, self.boxed)
+
+
+def regions_of(network: Network, lower, upper, ball) -> Regions:
+    """Reads what the user gave, or says what is wrong with it."""
+    if ball is not None:
+        return _balls(network, lower, upper, ball)
+    if lower is None or upper is None:
+        raise ProblemError("Give lower and upper, or a ball, or all of them.")
+    lows, highs = _per_input(network, lower, "lower"), _per_input(network, upper, "upper")
+    pairs = tuple(zip(lows, highs, strict=True))
+    count = len(lows[0])
+    for k, (low, high) in enumerate(pairs):
+        name = _name(network, k)
+        if len(low) != count or len(high) != count:
+            raise ProblemError(
+                f"Batches differ: lower has {len(low)} boxes{name}, upper has {len(high)}, the "
+                f"first input has {count}."
+            )
+        above = np.argwhere(low > high)
+        if len(above):
+            at = tuple(above[0])
+            raise ProblemError(
+                f"A box is empty: lower {low[at]:g} > upper {high[at]:g} at "
+                f"{[int(i) for i in at]}{name}."
+            )
+    if count == 0:
+        raise ProblemError("There are no boxes: the batch is empty.")
+    boxes = tuple(Box(low, high) for low, high in pairs)
+    whole = boxes[0] if len(boxes) == 1 else Product(*boxes)
+    return Regions(whole, pairs, network.input_shapes, True)
+
+
+def _balls(network: Network, lower, upper, ball) -> Regions:
+    if len(network.input_shapes) > 1:
+        raise ProblemError("A ball needs a network with one input.")
+    try:
+        centre, radius = ball
+    except (TypeError, ValueError):
+        raise ProblemError("ball must be (centre, radius).") from None
+    (middle,) = _per_input(network, centre, "ball's centre")
+    radius = np.asarray(radius, np.float64)
+    if radius.ndim > 1 or np.any(~np.isfinite(radius)) or np.any(radius <= 0):
+        raise ProblemError("The ball's radius must be positive: one number, or one for each ball.")
+    try:
+        radius = np.broadcast_to(radius, (len(middle),))
+    except ValueError:
+        raise ProblemError(f"There are {len(middle)} centres but {len(radius)} radii.") from None
+    wide = radius.reshape(-1, *(1,) * (middle.ndim - 1))
+    # One unit in the last place further out, so that rounding leaves nothing outside.
+    low, high = np.nextafter(middle - wide, -np.inf), np.nextafter(middle + wide, np.inf)
+    if (lower is None) != (upper is None):
+        raise ProblemError("Give both lower and upper with a ball, or neither.")
+    if lower is None:
+        return Regions(Ball(middle, radius), ((low, high),), network.input_shapes, False)
+    box = regions_of(network, lower, upper, None)
+    ((box_low, box_high),) = box.boxes
+    if box.count != len(middle):
+        raise ProblemError(f"There are {box.count} boxes but {len(middle)} balls.")
+    if np.any((middle < box_low) | (middle > box_high)):
+        raise ProblemError("A ball's centre must lie in its box.")
+    sets = BoxBall(box_low, box_high, middle, radius)
+    pairs = ((np.maximum(low, box_low), np.minimum(high, box_high)),)
+    return Regions(sets, pairs, network.input_shapes, False)
+
+
+def _name(network: Network, index: int) -> str:
+    if len(network.input_shapes) == 1:
+        return ""
+    return f" (input {index}, '{network.labels.inputs[index]}')"
+
+
+def _per_input(network: Network, given: Any, what: str) -> tuple[np.ndarray, ...]:
+    """One float64 array for each input, in the graph's shapes behind a batch axis."""
+    count = len(network.input_shapes)
+    arrays = given if count > 1 and isinstance(given, (tuple, list)) else (given,)
+    if len(arrays) != count:
+        raise ProblemError(f"{what}: the network has {count} inputs; give a tuple of arrays.")
+    shown = network.input_shape if count > 1 else (network.input_shape,)
+    out = []
+    for k, (array, graph, user) in enumerate(zip(arrays, network.input_shapes, shown, strict=True)):
+        name = _name(network, k)
+        try:
+            array = np.asarray(array, np.float64)
+        except (TypeError, ValueError) as error:
+            raise ProblemError(f"{what}{name} is no array of numbers: {error}") from None
+        if array.ndim == 0 or array.shape[1:] != tuple(user):
+            raise ProblemError(
+                f"{what}{name} must have shape (batch, {', '.join(map(str, user))}), but has shape "
+                f"{array.shape}."
+            )
+        bad = np.argwhere(~np.isfinite(array))
+        if len(bad):
+            raise ProblemError(f"{what}{name} is not finite at {bad[0].tolist()}.")
+        out.append(array.reshape(len(array), *graph))
+    return tuple(out)

@@ -1,0 +1,226 @@
+"""Searching for tight bounds: a grid of (box, objective) problems, handed to the core, certified.
+
+The search runs on the core's Problems, in single precision unless asked otherwise. What it finds
+are a point and, for every layer, where to touch the wedge; both are evaluated anew in float64, the
+bound by `backward.dual_bound`, which accounts for rounding.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert.batch import BatchSolution, Certified
+from stagecert.codes import CROSSED
+from stagecert.networks.backward import (
+    Span,
+    dual_bound,
+    lines_at,
+    segment_span,
+)
+from stagecert.networks.relaxation import Layer, LayerStage, Segment, linear_objective
+from stagecert.problem import Problem, as_arrays
+from stagecert.reformulation import Point
+from stagecert.sets import AbstractSet
+from stagecert.solvers import Damped, Polish
+from stagecert.solving import search_lanes
+
+
+class Relaxed(eqx.Module):
+    """Everything that one box determines: wedges, how wide they are, magnitudes for rounding.
+
+    Arrays have a leading axis of boxes.
+    """
+
+    arguments: tuple  # (low, high) of every layer's argument
+    wedges: tuple
+    spans: tuple[Span, ...]
+    last_span: Span
+
+
+def magnitude(low, high):
+    """The largest absolute value in an interval."""
+    return jnp.maximum(jnp.abs(low), jnp.abs(high))
+
+
+@eqx.filter_jit
+def relax(layers: tuple[Layer, ...], last: Segment, boxes: tuple, arguments: tuple) -> Relaxed:
+    """Wedges and spans from intervals of the layers' arguments, all with a leading axis of boxes."""
+
+    def one(boxes, arguments):
+        sizes = tuple(magnitude(*pair) for pair in boxes)
+        blocks: tuple = ()
+        spans: tuple = ()
+        wedges: tuple = ()
+        for layer, (low, high) in zip(layers, arguments, strict=True):
+            spans = (*spans, segment_span(layer.segment, sizes, blocks))
+            blocks = (*blocks, magnitude(*layer.image(low, high)))
+            wedges = (*wedges, layer.wedge(low, high))
+        return Relaxed(arguments, wedges, spans, segment_span(last, sizes, blocks))
+
+    return jax.vmap(one)(boxes, arguments)
+
+
+def first_lines(relaxed: Relaxed) -> tuple:
+    """Lines that touch each wedge in the middle of its interval; for one box."""
+    return tuple(
+        lines_at(wedge, 0.5 * low + 0.5 * high, wedge.slopes(), span)
+        for wedge, span, (low, high) in zip(
+            relaxed.wedges, relaxed.spans, relaxed.arguments, strict=True
+        )
+    )
+
+
+@eqx.filter_jit
+def backward_bounds(layers, last: Segment, relaxed: Relaxed, inputs: AbstractSet, rows):
+    """One pass back for every (box, row): (boxes, rows, ...) arrays of a DualBound."""
+
+    def one_box(relaxed, inputs, rows):
+        lines = first_lines(relaxed)
+        return jax.vmap(
+            lambda row: dual_bound(
+                layers, last, lines, relaxed.spans, relaxed.last_span, inputs, row
+            )
+        )(rows)
+
+    return jax.vmap(one_box)(relaxed, inputs, rows)
+
+
+def hints(problem: Problem):
+    """For every nonsmooth piece of the wedges: the width of its interval, and first weights."""
+    stages = []
+    for stage in problem.stages:
+        low, high = stage.wedge.slopes()  # type: ignore
+        unit = stage.unit  # type: ignore
+        stages.append((tuple((unit, w) for w in low), tuple((unit, w) for w in high)))
+    return tuple(stages), ()
+
+
+def default_solvers(steps: int | None = None) -> tuple:
+    """Damped greedy steps, then polishing where those stall."""
+    del steps
+    return Damped(hints=hints), Polish()
+
+
+class Lanes(eqx.Module):
+    """A grid of problems as the core's search sees it: one lane for each (box, row)."""
+
+    problem: Problem
+    start: Point
+
+
+@eqx.filter_jit
+def _lanes(layers, last, relaxed: Relaxed, inputs, rows, dtype) -> Lanes:
+    """The lanes in the search's precision, starting from the corner of one pass back."""
+    layers, last, relaxed, inputs, rows = as_arrays((layers, last, relaxed, inputs, rows), dtype)
+    start = backward_bounds(layers, last, relaxed, inputs, rows)
+    boxes, count = rows.shape[:2]
+
+    def repeated(tree):
+        return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), tree)
+
+    def flat(tree):
+        return jax.tree.map(lambda x: x.reshape(boxes * count, *x.shape[2:]), tree)
+
+    stages = []
+    for layer, wedge, (low, high) in zip(layers, relaxed.wedges, relaxed.arguments, strict=True):
+        unit = high - low
+        unit = unit if unit.ndim == len(layer.shape) + 1 else jnp.max(unit, axis=-1)
+        stages.append(LayerStage(layer.segment, repeated(wedge), repeated(unit)))
+    objective = linear_objective(last, flat(rows))
+    problem = Problem(repeated(inputs), tuple(stages), objective)
+    return Lanes(problem, Point(flat(start.minimiser), flat(start.shares)))
+
+
+def _axes(problem: Problem):
+    """Which leaves of the lanes' problem have a leading axis of lanes: all but the weights."""
+
+    def axis(path, _):
+        names = [getattr(key, "name", None) for key in path]
+        return None if "nodes" in names else 0
+
+    return jax.tree_util.tree_map_with_path(axis, eqx.filter(problem, eqx.is_array))
+
+
+class Check(eqx.Module):
+    """What float64 says of a lane's point and proposal."""
+
+    value: Any
+    bound: Any
+    inputs: Any
+    crossing: Any
+
+
+@eqx.filter_jit
+def _checked(layers, last, relaxed, inputs, rows, points, proposals) -> Check:
+    def forward(relaxed, point):
+        arguments, blocks, excess = [], (), jnp.zeros((), rows.dtype)
+        for layer, wedge, theta in zip(layers, relaxed.wedges, point.fractions, strict=True):
+            x = layer.segment(point.inputs, blocks)
+            lower, upper = wedge.lower(x), wedge.upper(x)
+            arguments.append(x)
+            blocks = (*blocks, (1 - theta) * lower + theta * upper)
+            size = 1 + jnp.abs(lower) + jnp.abs(upper)
+            # As in the core: bounds may cross by a little of the search's rounding.
+            over = jnp.max(lower - upper - 4e-6 * size, initial=0)
+            excess = jnp.maximum(excess, over)
+        return tuple(arguments), blocks, excess
+
+    def one(relaxed, inputs, row, point, proposal):
+        point = Point(inputs.project(point.inputs), point.fractions)
+        _, blocks, excess = forward(relaxed, point)
+        value = jnp.sum(row * last(point.inputs, blocks))
+        at, _, _ = forward(relaxed, proposal.point)
+        lines = tuple(
+            lines_at(wedge, x, slopes, span)
+            for wedge, x, slopes, span in zip(
+                relaxed.wedges, at, proposal.slopes[0], relaxed.spans, strict=True
+            )
+        )
+        proof = dual_bound(layers, last, lines, relaxed.spans, relaxed.last_span, inputs, row)
+        return Check(value, proof.bound, point.inputs, excess)
+
+    inner = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
+    return jax.vmap(inner)(relaxed, inputs, rows, points, proposals)
+
+
+def search(
+    layers: tuple[Layer, ...],
+    last: Segment,
+    relaxed: Relaxed,
+    inputs: AbstractSet,
+    rows,
+    *,
+    solvers=None,
+    dtype=jnp.float32,
+    **options,
+) -> BatchSolution:
+    """Solves the grid of problems (box, row); see stagecert.solve_batch for the options."""
+    lanes = _lanes(layers, last, relaxed, inputs, rows, dtype)
+    boxes, count = rows.shape[:2]
+    # The problems' numbers were checked when the boxes were.
+    axes = _axes(lanes.problem)
+
+    def certifier(kept) -> Certified:
+        def grid(tree):
+            return jax.tree.map(
+                lambda x: jnp.asarray(x, jnp.float64).reshape(boxes, count, *x.shape[1:]), tree
+            )
+
+        with jax.enable_x64(True):
+            checked = _checked(
+                layers, last, relaxed, inputs, rows, grid(kept.point), grid(kept.proposal)
+            )
+        checked = jax.tree.map(lambda x: np.array(x).reshape(-1, *x.shape[2:]), checked)
+        crossed = checked.crossing > 0
+        value = checked.value
+        value[~np.isfinite(kept.value) | ~np.isfinite(value) | crossed] = np.inf
+        kept.code[crossed] = CROSSED
+        return Certified(value, checked.bound, checked.inputs, (), None)
+
+    return search_lanes(
+        lanes.problem, axes, boxes * count, lanes.start, certifier,
+        solvers or default_solvers(), single_steps=True, **options,
+    )  # fmt: skip
