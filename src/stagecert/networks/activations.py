@@ -684,7 +684,8 @@ def register(
     Args:
         name: what networks call it.
         function: the function.
-        derivative: its derivative, if you have a better one than JAX.
+        derivative: its derivative, if you have a better one than JAX. At a kink it must lie
+            between the slopes on both sides.
         inflections: where the function changes between convex and concave, in order; at most two.
             These points, and only these, may be kinks against the curvature around them.
         replace: whether a function of the same name may be replaced.
@@ -848,9 +849,9 @@ def _survey(name, function, slope, own, knots) -> Profile:
         if own:
             _check_derivative(name, x, values, slopes)
         steps = np.diff(slopes)
-        size = np.abs(slopes)
-        central = np.max(size[np.abs(x) <= 20], initial=0)
-        noise = 1e-9 * np.maximum(size[1:], size[:-1]) + 1e-13 * central
+        steep = np.abs(slopes)
+        central = np.max(steep[np.abs(x) <= 20], initial=0)
+        noise = 1e-9 * np.maximum(steep[1:], steep[:-1]) + 1e-13 * central
         rises, falls = np.any(steps > noise), np.any(steps < -noise)
         if rises and falls:
             turn = x[

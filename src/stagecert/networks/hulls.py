@@ -82,8 +82,10 @@ class Curve(AbstractSide):
     margin: Any
 
     def __call__(self, x):
-        # Where start = end there is a line only: `x <= start` keeps the function's own slope out.
-        before, after = x <= self.start, x > self.end
+        # At start and end the lines' slopes count, not the function's own: there may be a kink, or
+        # only a line (start = end).
+        before = x <= self.start
+        after = (x >= self.end) & ~before
         inside = jnp.where(before, self.start, jnp.where(after, self.end, x))
         lines = self.left * jnp.where(before, x - self.start, 0)
         lines = lines + self.right * jnp.where(after, x - self.end, 0)
@@ -239,16 +241,21 @@ class _Chord(NamedTuple):
 
 
 def _chord(profile, low, high) -> _Chord:
-    points = [low, high]
+    # Knots may be kinks: slopes there are those just inside.
+    inner_low, inner_high = low, high
+    beside = []
     for knot in profile.knots:
         nudge = _nudge(jnp.asarray(knot, low.dtype))
-        points += [jnp.clip(knot - nudge, low, high), jnp.clip(knot + nudge, low, high)]
-    at = profile.at(*points)
+        before, after = (jnp.clip(knot + side * nudge, low, high) for side in (-1, 1))
+        inner_low = jnp.where(low == knot, after, inner_low)
+        inner_high = jnp.where(high == knot, before, inner_high)
+        beside += [before, after]
+    start, end, *at = profile.at(low, high, inner_low, inner_high, *beside)
+    start, end = start._replace(slope=at[0].slope), end._replace(slope=at[1].slope)
     # Slopes over short intervals are noisy, but must be in the derivative's range.
     least, most = at[0].slope, at[0].slope
     for other in at[1:]:
         least, most = jnp.minimum(least, other.slope), jnp.maximum(most, other.slope)
-    start, end = at[:2]
     rise, run = end.value - start.value, high - low
     known = (run > 0) & jnp.isfinite(rise)
     slope = jnp.clip(jnp.where(known, rise / jnp.where(known, run, 1), least), least, most)
@@ -325,6 +332,7 @@ def _touches(profile, searches, line: _Chord) -> list[_Touch]:
     ]
     near = mirror * stack([ends[0] for ends in inner])
     far = mirror * stack([ends[1] for ends in inner])
+    far = jnp.maximum(far - _nudge(far), near)  # a kink's slopes are those just inside
 
     def at(t):  # g in the mirrored coordinate
         f = profile.function(mirror * t)
@@ -335,7 +343,7 @@ def _touches(profile, searches, line: _Chord) -> list[_Touch]:
         t = at(t)
         return t.value - value - t.slope * (t.x - point) <= -(t.rounding + rounding)
 
-    # The hull's corner may be a kink at `near`, whose slopes are those just inside.
+    # The hull's corner may be a kink at `near`.
     at_corner = passes(jnp.minimum(near + _nudge(near), far))
     place = jnp.where(at_corner, near, _bisect(passes, near, far))
     # Not tested at the place again, where the next compilation may round to the other side.
@@ -373,7 +381,9 @@ def _bowl(profile, sign, line: _Chord, first, last, touches) -> Curve:
         right = jnp.where(beyond, touch.slope, right)
         end = jax.tree.map(lambda a, b: jnp.where(beyond, a, b), touch.at, end)
         some, cut = some & (touch.found | ~beyond), cut + jnp.where(beyond, touch.cut, 0)
-    some = some & (start.x <= end.x) & (sign * left <= sign * right)
+    # Tangents that cross: the chord is below the curve.
+    crossed = (start.x > end.x) | (sign * left > sign * right)
+    some = some & ~(crossed & ((low < first) | (high > last)))
     # Where the chord nearly touches the curve, rounding may have missed that it does.
     above: Any = 0
     for t in (start, end):
