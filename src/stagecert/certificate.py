@@ -279,13 +279,17 @@ def evaluate(
     """
     done, back = linearise(problem, point, treatment_of, data)
     rules = [(1, 0)] + [(0, 0)] * with_gradient + ([] if fix is None else [(1, fix)])
-    # All sweeps in one batched pass back: several right-hand sides cost less than several passes.
-    corrected, q = (
-        jnp.stack([jnp.asarray(x, done.value.dtype) for x in c]) for c in zip(*rules, strict=True)
-    )
-    sweeps = [
-        jax.tree.map(lambda x, k=k: x[k], jax.vmap(back)(corrected, q)) for k in range(len(rules))
-    ]
+    if len(rules) == 1:
+        sweeps = [back(*rules[0])]
+    else:
+        # All sweeps in one batched pass back: several right-hand sides cost less than several
+        # passes.
+        corrected, q = (
+            jnp.stack([jnp.asarray(x, done.value.dtype) for x in c])
+            for c in zip(*rules, strict=True)
+        )
+        batched = jax.vmap(back)(corrected, q)
+        sweeps = [jax.tree.map(lambda x, k=k: x[k], batched) for k in range(len(rules))]
     consistent = sweeps[0]
     ordinary = sweeps[1] if with_gradient else None
     fixed = None if fix is None else sweeps[-1].shares

@@ -84,7 +84,8 @@ def _absorbed(
     code = jnp.array(RUNNING)
     code = jnp.where(lane.iteration >= stopping.iterations, OUT_OF_STEPS, code)
     code = jnp.where(found.stuck | (stale > solver.patience), STUCK, code)
-    code = jnp.where(~finite, NOT_FINITE, code)
+    # A report without a pass only says where the solver will start.
+    code = jnp.where(~finite & (found.passes > 0), NOT_FINITE, code)
     code = jnp.where(crossed, CROSSED, code)
     # An infinite bound proves nothing: inf <= inf must not count as a gap within tolerance.
     within = gap <= stopping.atol + stopping.rtol * jnp.abs(bound)

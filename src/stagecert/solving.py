@@ -14,7 +14,6 @@ from stagecert.batch import (
     Batch,
     BatchSolution,
     Certified,
-    rows_of,
     stack,
     validate_batch,
     validate_batch_start,
@@ -82,6 +81,7 @@ class _Search:
     def __init__(self, problem, axes, solvers, clock: "_Clock", progress, single_steps=False):
         self.problem, self.axes, self.solvers = problem, axes, solvers
         self.clock, self.progress, self.single_steps = clock, progress, single_steps
+        self.size = 0  # how many lanes there are
         self.chunk = 1  # iterations between two looks at the clock
         self.kept: Any = None  # lanes without their solvers' states, on the host
         self.records: list[tuple[np.ndarray, History, str]] = []
@@ -91,12 +91,23 @@ class _Search:
         if self.axes is None or np.array_equal(indices, np.arange(len(self.kept.code))):
             return self.problem
         arrays, static = eqx.partition(self.problem, eqx.is_array)
-        return eqx.combine(rows_of(self.axes, arrays, indices), static)
+        is_none = lambda axis: axis is None  # noqa: E731
+        shared, stacked = (
+            jax.tree.map(
+                lambda axis, x, want=want: x if (axis is None) == want else None,
+                self.axes,
+                arrays,
+                is_leaf=is_none,
+            )
+            for want in (True, False)
+        )
+        return eqx.combine(shared, _take(stacked, indices), static)
 
     def run(self, points: Point, stopping: Stopping) -> None:
         """From starting points until every lane has stopped."""
         lanes = start_lanes(self.axes, self.problem, self.solvers[0], stopping, points)
-        everyone = np.arange(lanes.code.shape[0])
+        self.size = lanes.code.shape[0]
+        everyone = np.arange(self.size)
         self.kept = jax.tree.map(np.array, _stateless(lanes))
         self._phases(everyone, stopping, lanes)
 
@@ -119,7 +130,7 @@ class _Search:
         solver = self.solvers[number]
         place = indices  # which lane each row of the current batch is; padding repeats the last
         problems = self.problems(place)
-        limits = jax.tree.map(lambda x: x[place], stopping)
+        limits = _take(stopping, place)
         if lanes is None:
             lanes, place, problems, limits = self._gathered(indices, stopping)
             lanes = change_lanes(self.axes, problems, solver, limits, lanes)
@@ -128,10 +139,10 @@ class _Search:
             running = codes == RUNNING
             if not running.any() or self.clock.over():
                 break
-            if 4 * running.sum() <= len(running):
+            rows = _padded(np.flatnonzero(running), self.size)
+            if 4 * len(rows) <= len(running):
                 self._keep(place, lanes)
-                rows = _padded(np.flatnonzero(running))
-                state = jax.tree.map(lambda x, rows=rows: x[rows], lanes.state)
+                state = _take(lanes.state, rows)
                 lanes, place, problems, limits = self._gathered(place[running], stopping)
                 lanes = eqx.tree_at(lambda l: l.state, lanes, state, is_leaf=lambda x: x is None)
             begin = time.perf_counter()
@@ -149,14 +160,14 @@ class _Search:
         self._keep(place, lanes)
 
     def _gathered(self, indices, stopping):
-        """Lanes from the host, padded to a power of two so that few sizes are ever compiled."""
-        place = _padded(indices) if self.axes is not None else indices
-        lanes = jax.tree.map(lambda x: jnp.asarray(x[place]), self.kept)
+        """Lanes from the host, padded so that few sizes are ever compiled."""
+        place = _padded(indices, self.size) if self.axes is not None else indices
+        lanes = _take(self.kept, place)
         # Padding repeats the last lane; its copies do not run.
         code = np.asarray(lanes.code).copy()
         code[len(indices) :] = OUT_OF_STEPS
         lanes = eqx.tree_at(lambda l: l.code, lanes, jnp.asarray(code))
-        return lanes, place, self.problems(place), jax.tree.map(lambda x: x[place], stopping)
+        return lanes, place, self.problems(place), _take(stopping, place)
 
     def _keep(self, place, lanes):
         count = len(np.unique(place))
@@ -168,12 +179,34 @@ class _Search:
         jax.tree.map(write, self.kept, new)
 
 
+def _take(tree, rows):
+    """Some rows of every array of a tree.
+
+    On CPUs by NumPy, which shares memory with JAX: JAX's own indexing, array by array, costs more
+    than a step of a small problem, and compiling it for every size more still.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    on_cpu = all(d.platform == "cpu" for leaf in leaves for d in leaf.devices())
+    if on_cpu:
+        return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
+    return _take_on_device(tree, jnp.asarray(rows))
+
+
+@eqx.filter_jit
+def _take_on_device(tree, rows):
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
 def _stateless(lanes: Lane) -> Lane:
     return eqx.tree_at(lambda l: l.state, lanes, None)
 
 
-def _padded(indices: np.ndarray) -> np.ndarray:
-    size = 1 << max(len(indices) - 1, 0).bit_length()
+def _padded(indices: np.ndarray, most: int) -> np.ndarray:
+    """Indices repeated up to a power of four from 16 on: every size is traced and compiled once."""
+    size = 16
+    while size < len(indices):
+        size *= 4
+    size = max(min(size, most), len(indices))
     return np.concatenate([indices, np.repeat(indices[-1:], size - len(indices))])
 
 

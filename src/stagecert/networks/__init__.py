@@ -10,6 +10,8 @@ __all__ = [
     "Intermediate",
     "Network",
     "bound",
+    "from_jax",
+    "from_torch",
     "load",
     "margins",
     "register",
@@ -32,3 +34,38 @@ def load(source, *, batched=None) -> Network:
     from stagecert.networks.onnx import load as load_onnx
 
     return load_onnx(source, batched=batched)
+
+
+def from_jax(function, example) -> Network:
+    """The network that a JAX function computes.
+
+    Args:
+        function: takes one input point, without a batch axis, to an array or a tree of arrays. It
+            may close over its weights or be an Equinox module (in inference mode).
+        example: an input point, of which only shape and type matter: an array or a
+            jax.ShapeDtypeStruct; a tuple of these if the function takes several inputs.
+
+    Raises:
+        ProblemError: the function cannot be traced, or has equations that are not supported; the
+            message lists all of them.
+    """
+    from stagecert.networks.jax import from_jax as convert
+
+    return convert(function, example)
+
+
+def from_torch(module, example) -> Network:
+    """The network that a PyTorch module computes in evaluation mode.
+
+    Args:
+        module: a torch.nn.Module.
+        example: an input with a batch axis of length one: a tensor, or a tuple of tensors if the
+            module takes several.
+
+    Raises:
+        ProblemError: PyTorch is not installed, cannot export the module, or the module has
+            operators that are not supported; the message lists all of them.
+    """
+    from stagecert.networks.torch import from_torch as convert
+
+    return convert(module, example)

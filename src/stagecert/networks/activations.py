@@ -558,6 +558,9 @@ class _Exponential(AbstractActivation):
             if jump == 0:
                 first = hulls.through_origin(inner, stable, right)
             else:
+                # Not infinite where bounds are: weights of zero could not be multiplied with it.
+                margin = jnp.minimum(inner.margin, jnp.finfo(low.dtype).max)
+                inner = eqx.tree_at(lambda c: c.margin, inner, margin)
                 middle = low / 2 + high / 2
                 both = jnp.stack([right * middle, inner(middle)], axis=-1)
                 usable = hulls.usable(low, high)[..., None]

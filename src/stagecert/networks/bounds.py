@@ -16,7 +16,7 @@ from stagecert.networks.intermediate import Intermediate, enclose
 from stagecert.networks.intervals import segment_interval
 from stagecert.networks.regions import Regions, regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import backward_bounds, relax, search
+from stagecert.networks.search import CACHED_NUMBERS, backward_bounds, relax, search
 from stagecert.problem import as_arrays
 from stagecert.solution import Status
 
@@ -35,19 +35,24 @@ class Bounds:
         gap: value - bound.
         status: why each search ended, an array of Status.
         inputs: the input that belongs to `value`, (batch, targets, *input_shape).
-        attained: the objective of the network itself at `inputs`, in float64: an upper bound on the
-            true minimum.
         passes: how many passes over the network, forwards or backwards, each problem took.
         intermediate: (low, high) of every activation's argument, each (batch, *shape).
+        network, objectives: what was asked.
     """
 
     bound: np.ndarray
     value: np.ndarray
     status: np.ndarray
     inputs: Any
-    attained: np.ndarray
     passes: np.ndarray
     intermediate: tuple
+    network: Network
+    objectives: np.ndarray
+
+    @property
+    def attained(self) -> np.ndarray:
+        """The objectives of the network itself at `inputs`: upper bounds on the true minima."""
+        return attained(self.network, self.objectives, self.inputs)
 
     @property
     def gap(self) -> np.ndarray:
@@ -224,6 +229,8 @@ def _boxes_at_once(parts: Split, regions: Regions, targets: int, memory: float) 
     # The search holds about 40 numbers of 4 bytes for each neuron of a lane.
     of_lane = 160 * (neurons + 2 * inputs)
     lanes = max(int(memory * 2**30 / max(of_lane, 1)), 1)
+    if jax.default_backend() == "cpu":
+        lanes = min(lanes, max(3 * CACHED_NUMBERS // max(neurons, 1), 1))
     return max(lanes // targets, 1)
 
 
@@ -262,10 +269,11 @@ def _bound_chunk(
         solution.value.reshape(shape),
         status,
         _unhidden(network, inputs),
-        _attained(network, rows, inputs),
         # One more: the pass back that the search starts from.
         solution.passes.reshape(shape) + 1,
         jax.tree.map(np.asarray, arguments),
+        network,
+        rows,
     )
 
 
@@ -296,32 +304,41 @@ def _by_intervals(network, parts, regions, rows, goal, arguments) -> Bounds:
 
 def _with_network_values(network, rows, goal, found, inputs, arguments, passes) -> Bounds:
     """Bounds of methods that know no point of the relaxation: the network's own values serve."""
-    attained = _attained(network, rows, inputs)
+    inputs = _unhidden(network, jax.tree.map(np.asarray, inputs))
+    value = attained(network, rows, inputs)
     status = np.full(found.shape, Status.STALLED, dtype=object)
     if goal is not None:
-        status[attained <= goal] = Status.TARGET_MET
+        status[value <= goal] = Status.TARGET_MET
         status[found > goal] = Status.TARGET_PROVEN
     return Bounds(
         found,
-        attained,
+        value,
         status,
-        _unhidden(network, jax.tree.map(np.asarray, inputs)),
-        attained,
+        inputs,
         np.full(found.shape, passes),
         jax.tree.map(np.asarray, arguments),
+        network,
+        rows,
     )
 
 
 @eqx.filter_jit
-def _outputs(network: Network, inputs):
+def _outputs(network: Network, inputs: tuple):
     network = as_arrays(network, jnp.float64)
+
+    def one(*point):
+        shaped = (x.reshape(s) for x, s in zip(point, network.input_shapes, strict=True))
+        return network.flat_outputs(*shaped)
+
+    return jax.vmap(jax.vmap(one))(*inputs)
+
+
+def attained(network: Network, objectives, inputs) -> np.ndarray:
+    """Objectives (batch, targets, outputs) at inputs (batch, targets, *shape), in float64."""
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    return jax.vmap(jax.vmap(network.flat_outputs))(*inputs)
-
-
-def _attained(network, rows, inputs) -> np.ndarray:
-    inputs = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), inputs)
-    return np.sum(rows * np.asarray(_outputs(network, inputs)), axis=-1)
+    with jax.enable_x64(True):
+        outputs = _outputs(network, tuple(jnp.asarray(x, jnp.float64) for x in inputs))
+        return np.sum(objectives * np.asarray(outputs), axis=-1)
 
 
 def _unhidden(network: Network, inputs):
@@ -342,9 +359,6 @@ def _joined(results: list[Bounds]) -> Bounds:
         return np.concatenate(parts)
 
     first = results[0]
-    return Bounds(
-        **{
-            name: jax.tree.map(join, *(getattr(r, name) for r in results))
-            for name in first.__dataclass_fields__
-        }
-    )
+    names = [name for name in first.__dataclass_fields__ if name != "network"]
+    joined = {name: jax.tree.map(join, *(getattr(r, name) for r in results)) for name in names}
+    return Bounds(**joined, network=first.network)

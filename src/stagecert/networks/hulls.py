@@ -173,7 +173,8 @@ class Profile:
         """A bound on the error of the function's computed value at x."""
         info = jnp.finfo(x.dtype)
         size = jnp.abs(value) if self.size is None else self.size(x, value)
-        return ROUNDINGS * (info.eps * size + info.tiny)
+        # The last term is for what underflows before it is multiplied, as in x * sigmoid(x).
+        return ROUNDINGS * (info.eps * size + 1000 * info.tiny)
 
 
 class _At(NamedTuple):
@@ -271,8 +272,9 @@ def chord(profile: Profile, sign: int, low, high) -> Line:
     bounds = _Bounds(low, high)
     start, _, slope, margin = _chord(profile, bounds.low, bounds.high)
     # An end whose value overflows leaves no finite line on this side.
-    finite = bounds.usable & jnp.isfinite(start.value)
-    return Line(slope, start.x, jnp.where(finite, start.value - sign * margin, -sign * jnp.inf))
+    finite = bounds.usable & jnp.isfinite(start.value) & jnp.isfinite(margin)
+    value = jnp.where(finite, start.value - sign * margin, -sign * jnp.inf)
+    return Line(jnp.where(finite, slope, 0), start.x, value)
 
 
 def _region_margin(start: _At, end: _At):
@@ -499,7 +501,8 @@ def lines(sign: int, slopes, offsets, low, high) -> Lines:
     """Lines side by side, with the weights of those that are active in the middle."""
     usable = _Bounds(low, high).usable
     slopes = [jnp.where(usable, s, 0) for s in slopes]
-    offsets = [jnp.where(usable, o, -sign * jnp.inf) for o in offsets]
+    # Not infinite: weights of zero could not be multiplied with it.
+    offsets = [jnp.where(usable, o, -sign * jnp.finfo(low.dtype).max) for o in offsets]
     slopes = jnp.stack(jnp.broadcast_arrays(*slopes), axis=-1).astype(low.dtype)
     offsets = jnp.stack(jnp.broadcast_arrays(*offsets), axis=-1).astype(low.dtype)
     middle = jnp.where(usable, low / 2 + high / 2, 0)[..., None]

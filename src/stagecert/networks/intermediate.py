@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks.intervals import segment_interval
+from stagecert.networks.intervals import interval_bounds, segment_interval
 from stagecert.networks.operations import Conv, MatMul, Reduce, Sum, WindowSum
 from stagecert.networks.regions import Regions
 from stagecert.networks.relaxation import Layer, Segment, Split
@@ -79,15 +79,22 @@ def _interval(layers: tuple[Layer, ...], segment: Segment, boxes, arguments):
     return jax.vmap(one)(boxes, arguments)
 
 
+@eqx.filter_jit
+def _all_intervals(parts: Split, boxes):
+    return jax.vmap(lambda boxes: interval_bounds(parts, boxes)[0])(boxes)
+
+
 def enclose(parts: Split, regions: Regions, how: Intermediate, memory: float, show) -> tuple:
     """(low, high) of every layer's argument, each with a leading axis of boxes."""
     if how.given is not None:
         return _given(parts, regions, how.given)
+    if how.kind == "ibp":
+        return _all_intervals(parts, regions.boxes)
     arguments: tuple = ()
     for index, layer in enumerate(parts.layers):
         before = parts.layers[:index]
         low, high = _interval(before, layer.segment, regions.boxes, arguments)
-        if how.kind != "ibp" and not (index == 0 and regions.boxed and _exact(layer.segment)):
+        if not (index == 0 and regions.boxed and _exact(layer.segment)):
             low, high = _refined(
                 before, layer, regions, arguments, (low, high), how, memory,
                 lambda done, size, k=index: show(f"layer {k + 1}", done, size),

@@ -6,7 +6,6 @@ by at most n * eps * (sum of the absolute values), so the radius is widened by a
 that.
 """
 
-import jax
 import jax.numpy as jnp
 
 from stagecert.networks.operations import Linear
@@ -64,13 +63,3 @@ def interval_bounds(parts: Split, inputs: tuple):
         arguments.append((low, high))
         blocks = (*blocks, layer.image(low, high))
     return tuple(arguments), segment_interval(parts.last, inputs, blocks)
-
-
-def interval_inputs(lower, upper) -> tuple:
-    """Pairs (low, high), one for each input."""
-    lower = lower if isinstance(lower, tuple) else (lower,)
-    upper = upper if isinstance(upper, tuple) else (upper,)
-    return tuple(zip(lower, upper, strict=True))
-
-
-jitted_interval_bounds = jax.jit(interval_bounds)

@@ -5,6 +5,7 @@ are a point and, for every layer, where to touch the wedge; both are evaluated a
 bound by `backward.dual_bound`, which accounts for rounding.
 """
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -172,7 +173,10 @@ def _checked(layers, last, relaxed, inputs, rows, points, proposals) -> Check:
         point = Point(inputs.project(point.inputs), point.fractions)
         _, blocks, excess = forward(relaxed, point)
         value = jnp.sum(row * last(point.inputs, blocks))
-        at, _, _ = forward(relaxed, proposal.point)
+        # Wedges made of lines need no point to touch them at.
+        straight = all(wedge.straight for wedge in relaxed.wedges)
+        at = [low for low, _ in relaxed.arguments]
+        at = at if straight else forward(relaxed, proposal.point)[0]
         lines = tuple(
             lines_at(wedge, x, slopes, span)
             for wedge, x, slopes, span in zip(
@@ -182,8 +186,44 @@ def _checked(layers, last, relaxed, inputs, rows, points, proposals) -> Check:
         proof = dual_bound(layers, last, lines, relaxed.spans, relaxed.last_span, inputs, row)
         return Check(value, proof.bound, point.inputs, excess)
 
+    def grid(tree):
+        return jax.tree.map(
+            lambda x: x.astype(rows.dtype).reshape(*rows.shape[:2], *x.shape[1:]), tree
+        )
+
     inner = jax.vmap(one, in_axes=(None, None, 0, 0, 0))
-    return jax.vmap(inner)(relaxed, inputs, rows, points, proposals)
+    return jax.vmap(inner)(relaxed, inputs, rows, grid(points), grid(proposals))
+
+
+# On CPUs, larger arrays than this fall out of the caches, and cost twice as much a number.
+CACHED_NUMBERS = 200_000
+
+
+def _checked_in_groups(layers, last, relaxed, inputs, rows, kept) -> Check:
+    """`_checked` for a few boxes at a time, with flat axes of lanes; NumPy arrays."""
+    boxes, count = rows.shape[:2]
+    group = boxes
+    if jax.default_backend() == "cpu":
+        neurons = sum(math.prod(layer.shape) for layer in layers)
+        group = min(boxes, max(CACHED_NUMBERS // max(neurons * count, 1), 1))
+    parts = []
+    with jax.enable_x64(True):
+        for begin in range(0, boxes, group):
+            # The last group is filled up with boxes from the one before: one compilation for all.
+            first = min(begin, boxes - group)
+            some = slice(first, first + group)
+            lanes = slice(first * count, (first + group) * count)
+            checked = _checked(
+                layers,
+                last,
+                *jax.tree.map(lambda x, some=some: x[some], (relaxed, inputs, rows)),
+                *jax.tree.map(lambda x, lanes=lanes: x[lanes], (kept.point, kept.proposal)),
+            )
+            new = begin - first
+            parts.append(jax.tree.map(lambda x, new=new: np.asarray(x)[new:], checked))
+    return jax.tree.map(
+        lambda *xs: np.concatenate(xs).reshape(boxes * count, *xs[0].shape[2:]), *parts
+    )
 
 
 def search(
@@ -204,16 +244,7 @@ def search(
     axes = _axes(lanes.problem)
 
     def certifier(kept) -> Certified:
-        def grid(tree):
-            return jax.tree.map(
-                lambda x: jnp.asarray(x, jnp.float64).reshape(boxes, count, *x.shape[1:]), tree
-            )
-
-        with jax.enable_x64(True):
-            checked = _checked(
-                layers, last, relaxed, inputs, rows, grid(kept.point), grid(kept.proposal)
-            )
-        checked = jax.tree.map(lambda x: np.array(x).reshape(-1, *x.shape[2:]), checked)
+        checked = _checked_in_groups(layers, last, relaxed, inputs, rows, kept)
         crossed = checked.crossing > 0
         value = checked.value
         value[~np.isfinite(kept.value) | ~np.isfinite(value) | crossed] = np.inf

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from stagecert import pieces, tree
-from stagecert.certificate import evaluate, passes_of_evaluate
+from stagecert.certificate import Crossing, Proposal, evaluate, passes_of_evaluate
 from stagecert.problem import Problem
 from stagecert.reformulation import Point
-from stagecert.solvers.base import AbstractSolver, report
+from stagecert.solvers.base import AbstractSolver, Report, report
 from stagecert.solvers.polish import is_datum, smoothing_data
 
 
@@ -73,31 +73,40 @@ class Damped(AbstractSolver):
     progress: float = 0.9
 
     def init(self, problem, point):
-        passes = passes_of_evaluate(with_gradient=False)
+        # With hints, the first step evaluates the starting point: one compiled step does all.
         if self.hints is None:
             exact = evaluate(problem, point, pieces.measured, with_gradient=False)
             data = smoothing_data(exact.done.records)
-            passes = 2 * passes
+            slopes = jax.tree.map(lambda r: r[1], exact.done.records, is_leaf=is_datum)
+            exact = eqx.tree_at(lambda e: e.done.records, exact, slopes)
+            found = report(exact, passes_of_evaluate(with_gradient=False))
+            corner = Point(exact.minimiser, exact.consistent.shares)
         else:
             data = self.hints(problem)
+            slopes = jax.tree.map(lambda datum: datum[1], data, is_leaf=is_datum)
+            infinity = jnp.full((), jnp.inf, jax.tree.leaves(point)[0].dtype)
+            nowhere = Crossing(jnp.zeros_like(infinity), jnp.array(-1), jnp.array(-1))
+            proposal = Proposal(point, slopes, jnp.ones_like(infinity))
+            zero = jnp.zeros((), jnp.int32)
+            found = Report(point, infinity, nowhere, -infinity, proposal, zero, jnp.array(False))
+            corner = point
         memory = jax.tree.map(_first_memory, data, is_leaf=is_datum)
-        return self._evaluated(problem, point, memory, jnp.zeros((), jnp.int32), passes)
+        return DampedState(point, corner, memory, jnp.zeros((), jnp.int32)), found
 
     def step(self, problem, state: DampedState):
         share = jnp.where(state.count <= self.whole, 1.0, 0.5)
         point = tree.between(
             state.point, state.corner, share.astype(jax.tree.leaves(state.point)[0].dtype)
         )
-        passes = passes_of_evaluate(with_gradient=False)
-        return self._evaluated(problem, point, state.memory, state.count, passes)
-
-    def _evaluated(self, problem, point, memory, count, passes):
-        evaluation = evaluate(problem, point, self._remembering(count), memory, with_gradient=False)
+        evaluation = evaluate(
+            problem, point, self._remembering(state.count), state.memory, with_gradient=False
+        )
         memory = evaluation.done.records
         weights = jax.tree.map(lambda m: m.weights, memory, is_leaf=_is_memory)
         evaluation = eqx.tree_at(lambda e: e.done.records, evaluation, weights)
         corner = Point(evaluation.minimiser, evaluation.consistent.shares)
-        return DampedState(point, corner, memory, count + 1), report(evaluation, passes)
+        passes = passes_of_evaluate(with_gradient=False)
+        return DampedState(point, corner, memory, state.count + 1), report(evaluation, passes)
 
     def _remembering(self, count):
         def treatment_of(slack_share):
