@@ -144,23 +144,17 @@ def _walk(closed, arguments: Sequence[Any], step: Callable, constant: Callable, 
         operands = [read(atom) for atom in equation.invars]
         if not equation.outvars:  # debugging output
             continue
-        if all(map(constant, operands)):
-            made = _computed(equation, operands)
+        body, inputs = _body(equation, operands, constant)
+        here = (*places, equation)
+        if body is not None:
+            made = _walk(body, inputs, step, constant, here)
+        elif all(map(constant, operands)):
+            made = equation.primitive.bind(*operands, **equation.params)
+            made = made if equation.primitive.multiple_results else [made]
         else:
-            body, inputs = _body(equation, operands, constant)
-            here = (*places, equation)
-            if body is None:
-                made = step(equation, operands, here)
-            else:
-                made = _walk(body, inputs, step, constant, here)
+            made = step(equation, operands, here)
         known.update(zip(equation.outvars, made, strict=True))
     return [read(atom) for atom in closed.jaxpr.outvars]
-
-
-def _computed(equation, operands: Sequence[Any]) -> Sequence[Any]:
-    functions, params = equation.primitive.get_bind_params(equation.params)
-    made = equation.primitive.bind(*functions, *operands, **params)
-    return made if equation.primitive.multiple_results else [made]
 
 
 def _body(equation, operands, constant) -> tuple[Any, Sequence[Any]]:

@@ -26,8 +26,10 @@ def from_torch(module: Any, example: Any) -> Network:
             of the exported model that are not supported.
     """
     try:
-        import onnxscript  # noqa: F401  (the exporter needs it)
-        import torch
+        # The exporter needs onnxscript. Both are optional, so they may be missing when types are
+        # checked too.
+        import onnxscript  # noqa: F401  # pyright: ignore[reportMissingImports]
+        import torch  # pyright: ignore[reportMissingImports]
 
         from stagecert.networks.onnx import load
     except ImportError as error:
@@ -76,7 +78,7 @@ def _exported(torch, module, inputs) -> Any:
     try:
         with _quiet(), torch.no_grad():
             program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
-            return program.model_proto
+            return _rejoined(program.model_proto)
     except Exception as error:
         # The exporter's messages are long reports; what went wrong is named by the first cause.
         first: BaseException = error
@@ -89,12 +91,61 @@ def _exported(torch, module, inputs) -> Any:
 @contextlib.contextmanager
 def _quiet():
     """Keeps the exporter's progress and its warnings about itself from the user's screen."""
-    log = logging.getLogger("torch.onnx")
-    before = log.disabled
-    log.disabled = True
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.disabled = before
+        logging.disable(before)
+
+
+# PyTorch's softplus is the identity from some point on. Where softplus differs from that by less
+# than float32 can show, it is how PyTorch rounds and not another function.
+_SOFTPLUS_THRESHOLD = 16.0
+
+
+def _rejoined(model) -> Any:
+    """The model with activations as one node each where the exporter writes several."""
+    from onnx import numpy_helper
+
+    numbers = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+        if all(n == 1 for n in tensor.dims)
+    }
+    makers = {name: node for node in model.graph.node for name in node.output}
+
+    def inputs(name: str, operator: str) -> list[str] | None:
+        """What a node reads, if it made this value and is of this kind."""
+        node = makers.get(name)
+        return list(node.input) if node is not None and node.op_type == operator else None
+
+    def become(node, operator: str, name: str) -> None:
+        node.op_type = operator
+        node.ClearField("attribute")
+        node.ClearField("input")
+        node.input.append(name)
+
+    for node in model.graph.node:
+        if node.op_type == "Div":
+            # x / (|x| + 1)
+            terms = inputs(node.input[1], "Add")
+            for one, other in (terms, terms[::-1]) if terms else ():
+                if other in numbers and numbers[other] == 1:
+                    if inputs(one, "Abs") == [node.input[0]]:
+                        become(node, "Softsign", node.input[0])
+                    break
+        elif node.op_type == "Where":
+            # threshold < beta * x ? x : softplus(beta * x) / beta
+            condition, x, smooth = node.input
+            scaled, threshold = inputs(condition, "Greater") or ("", "")
+            if threshold not in numbers or not numbers[threshold] >= _SOFTPLUS_THRESHOLD:
+                continue
+            plain = inputs(smooth, "Softplus") == [x] and scaled == x
+            curve, beta = inputs(smooth, "Div") or ("", "")
+            steep = inputs(curve, "Softplus") == [scaled] and inputs(scaled, "Mul") == [x, beta]
+            if plain or (steep and beta in numbers and numbers[beta] > 0):
+                become(node, "Identity", smooth)
+    return model

@@ -1,0 +1,175 @@
+"""Networks from PyTorch modules against PyTorch."""
+
+import jax
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnx")
+
+from torch import nn  # noqa: E402
+
+from stagecert import networks  # noqa: E402
+from stagecert.errors import ProblemError  # noqa: E402
+from stagecert.networks import operations as op  # noqa: E402
+from stagecert.networks.torch import from_torch  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)
+
+
+def agree(module, *shapes):
+    """Checks a network against its module at random points; returns the network."""
+    example = tuple(torch.zeros(1, *shape) for shape in shapes)
+    net = from_torch(module, example[0] if len(shapes) == 1 else example)
+    points = tuple(2 * torch.randn(5, *shape) for shape in shapes)
+    modes = [part.training for part in module.modules()]
+    module.eval()
+    with torch.no_grad():
+        wanted = module(*points)
+    for part, mode in zip(module.modules(), modes, strict=True):
+        part.training = mode
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    wanted = np.concatenate([y.numpy().reshape(5, -1) for y in wanted], axis=1)
+    with jax.enable_x64(False):
+        found = net(tuple(x.numpy() for x in points))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert net.input_shape == (shapes[0] if len(shapes) == 1 else shapes)
+    return net
+
+
+def kinds(net):
+    return [n.operation.kind for n in net.nodes if isinstance(n.operation, op.Activation)]
+
+
+def test_mlp_and_bounds():
+    module = nn.Sequential(
+        nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
+    )
+    net = agree(module, (4,))
+    assert kinds(net) == ["relu", "tanh"]
+    low = np.random.default_rng(0).normal(size=(1, 4))
+    found = networks.bound(net, low, low + 0.2)
+    points = low + 0.2 * np.random.default_rng(1).uniform(size=(2000, 4))
+    with torch.no_grad():
+        values = module.eval()(torch.tensor(points, dtype=torch.float32)).numpy()
+    assert np.all(found.bound[0] <= values.min(0) + 1e-5)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
+        self.up = nn.ConvTranspose2d(4, 3, 2, stride=2)
+        self.last = nn.Linear(3 * 4 * 4, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))
+        x = x + torch.relu(self.second(x))
+        x = nn.functional.max_pool2d(x, 2)
+        x = nn.functional.avg_pool2d(x, 3, stride=2, padding=1)
+        x = self.up(x)
+        return self.last(torch.flatten(x, 1)), nn.functional.adaptive_avg_pool2d(x, 1)
+
+
+def test_cnn():
+    module = Residual()
+    for _ in range(3):  # running statistics that are not the first ones
+        module(torch.randn(8, 2, 8, 8))
+    assert kinds(agree(module, (2, 8, 8))) == ["relu", "relu"]
+
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "leaky_relu": nn.LeakyReLU(0.2),
+    "prelu": nn.PReLU(3),
+    "elu": nn.ELU(0.7),
+    "selu": nn.SELU(),
+    "celu": nn.CELU(0.7),
+    "softplus": nn.Softplus(),
+    "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(),
+    "hard_sigmoid": nn.Hardsigmoid(),
+    "hard_swish": nn.Hardswish(),
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU(),
+    "mish": nn.Mish(),
+    "softsign": nn.Softsign(),
+    "hardtanh": nn.Hardtanh(-0.5, 1.5),
+    "relu6": nn.ReLU6(),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name):
+    net = agree(nn.Sequential(nn.Linear(4, 3), ACTIVATIONS[name]), (4,))
+    assert kinds(net) == [{"hardtanh": "clip", "relu6": "clip"}.get(name, name)]
+
+
+def test_softplus_with_settings():
+    assert kinds(agree(nn.Softplus(beta=3.0), (4,))) == ["softplus"]
+    with pytest.raises(ProblemError, match="Where"):  # a jump that can be seen
+        from_torch(nn.Softplus(threshold=1.0), torch.zeros(1, 4))
+
+
+def test_several_inputs():
+    class Both(nn.Module):
+        def forward(self, x, y):
+            return torch.maximum(x, y[:, 0]) + torch.abs(x)
+
+    agree(Both(), (3,), (2, 3))
+
+
+def test_modes_are_left_alone():
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    module[1].eval()
+    agree(module, (4,))
+    assert [part.training for part in module.modules()] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "text"),
+    [
+        (nn.Softmax(-1), (4,), "Softmax"),
+        (nn.LayerNorm(4), (4,), "LayerNormalization"),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (3, 4), "Softmax"),
+        (nn.Sequential(nn.Softmax(-1), nn.LayerNorm(4)), (4,), "2 nodes"),
+    ],
+    ids=["softmax", "layer norm", "attention", "both"],
+)
+def test_refused(module, shape, text):
+    with pytest.raises(ProblemError, match=text):
+        from_torch(module, torch.zeros(1, *shape))
+
+
+def test_what_cannot_be_exported():
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    module = Branch()
+    with pytest.raises(ProblemError, match="cannot export"):
+        from_torch(module, torch.zeros(1, 3))
+    assert module.training
+
+
+def test_bad_examples():
+    module = nn.Linear(3, 2)
+    for example, text in [
+        (torch.zeros(3), "batch axis"),
+        (torch.zeros(2, 3), "batch axis"),
+        (torch.zeros(1, 3, dtype=torch.int32), "floating-point"),
+        (np.zeros((1, 3)), "must be a tensor"),
+        ((), "empty tuple"),
+        (torch.zeros(1, 0), "empty"),
+    ]:
+        with pytest.raises(ProblemError, match=text):
+            from_torch(module, example)
+    with pytest.raises(ProblemError, match="Module"):
+        from_torch(lambda x: x, torch.zeros(1, 3))
