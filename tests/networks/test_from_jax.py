@@ -455,6 +455,7 @@ REFUSED = {
     "sort": (jnp.sort, ["sort", "several variables"]),
     "out of bounds": (lambda x: jnp.take(x, 5), ["gather", "out of bounds"]),
     "infinite": (lambda x: x + np.inf, ["add", "infinite"]),
+    "infinite slopes": (lambda x: jnp.where(x > 0, x, np.inf * x), ["mul", "infinite"]),
     "infinite bounds": (lambda x: jnp.maximum(x, np.array([0, 1, np.nan])), ["max", "NaN"]),
 }
 

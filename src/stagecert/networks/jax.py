@@ -480,10 +480,10 @@ def _match(pattern, item, bound: dict) -> bool:
     number, wanted = _single(item), _single(pattern)
     if number is None or wanted is None:
         return False
-    # Constants may be rounded in another way, but to the same type.
+    # Constants may be rounded in another way. In short types that would be too much of a licence.
     dtype = np.asarray(item).dtype
     eps = float(jnp.finfo(dtype).eps) if _is_floating(dtype) else 0
-    return math.isclose(number, wanted, rel_tol=2 * eps, abs_tol=0)
+    return math.isclose(number, wanted, rel_tol=2 * eps if eps < 1e-6 else 0, abs_tol=0)
 
 
 def _essential(params) -> dict:
@@ -507,7 +507,7 @@ def _use(call: "_Call", form: Form, x: Value, bound: dict[str, Any]) -> Value | 
     alpha = settings.get("alpha")
     if form.kind in ("leaky_relu", "leaky_max"):
         slopes = _array(bound["alpha"])
-        if form.kind == "leaky_max" and not np.all(slopes <= 1):
+        if not np.isfinite(slopes).all() or (form.kind == "leaky_max" and np.any(slopes > 1)):
             return None
         if alpha is not None:
             return call.activation("leaky_relu", x, alpha=alpha)
