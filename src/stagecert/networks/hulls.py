@@ -205,7 +205,7 @@ def usable(low, high):
 def _bisect(test, low, high):
     """The smallest number in (low, high] that passes, if all numbers after one that does do too.
 
-    `high` if none passes.
+    Returns it, and whether there is one (if not, `high`).
     """
     dtype = low.dtype
     bits = jnp.finfo(dtype).bits
@@ -221,9 +221,10 @@ def _bisect(test, low, high):
         passes = test(jax.lax.bitcast_convert_type(order(middle), dtype))
         return jnp.where(passes, a, middle), jnp.where(passes, middle, b)
 
-    bracket = tuple(order(jax.lax.bitcast_convert_type(x, integer)) for x in (low, high))
-    _, b = jax.lax.fori_loop(0, bits, step, bracket)
-    return jax.lax.bitcast_convert_type(order(b), dtype)
+    start, end = (order(jax.lax.bitcast_convert_type(x, integer)) for x in (low, high))
+    _, place = jax.lax.fori_loop(0, bits, step, (start, end + 1))
+    found = place <= end
+    return jax.lax.bitcast_convert_type(order(jnp.where(found, place, end)), dtype), found
 
 
 def _nudge(x):
@@ -334,7 +335,9 @@ def _touches(profile, searches, line: _Chord) -> list[_Touch]:
     ]
     near = mirror * stack([ends[0] for ends in inner])
     far = mirror * stack([ends[1] for ends in inner])
-    far = jnp.maximum(far - _nudge(far), near)  # a kink's slopes are those just inside
+    # Both ends may be kinks: slopes there are those just inside.
+    near = jnp.minimum(near + _nudge(near), far)
+    far = jnp.maximum(far - _nudge(far), near)
 
     def at(t):  # g in the mirrored coordinate
         f = profile.function(mirror * t)
@@ -345,17 +348,14 @@ def _touches(profile, searches, line: _Chord) -> list[_Touch]:
         t = at(t)
         return t.value - value - t.slope * (t.x - point) <= -(t.rounding + rounding)
 
-    # The hull's corner may be a kink at `near`.
-    at_corner = passes(jnp.minimum(near + _nudge(near), far))
-    place = jnp.where(at_corner, near, _bisect(passes, near, far))
     # Not tested at the place again, where the next compilation may round to the other side.
-    found = at_corner | (place < far) | passes(far)
+    place, found = _bisect(passes, near, far)
     here = at(place)
     run = place - point
     rise = here.value - value + here.rounding + rounding
     slope = jnp.where(run > 0, rise / jnp.where(run > 0, run, 1), here.slope)
-    # The true place is less than a spacing before; between the two g may dip below the line.
-    dip = jnp.where(at_corner, 0, jnp.maximum(here.slope - slope, 0) * 2 * _nudge(place))
+    # The true place is just before; between the two g may dip below the line.
+    dip = jnp.maximum(here.slope - slope, 0) * 4 * _nudge(place)
     cut = dip + jnp.maximum(rise - slope * run, 0)  # the slope may have underflowed
     here = _At(mirror * place, sign * here.value, sign * mirror * here.slope, here.rounding)
     parts = (*here, sign * mirror * slope, found, cut)
