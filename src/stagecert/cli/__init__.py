@@ -4,6 +4,7 @@ import typer
 
 from stagecert.cli.demo import demo
 from stagecert.cli.inspect import inspect
+from stagecert.cli.verify import verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,6 +13,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(inspect)
+app.command()(verify)
 
 
 @app.callback()

@@ -1,0 +1,233 @@
+"""`stagecert verify`: proves a property of a network, or finds a counterexample."""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stagecert.errors import ProblemError
+
+DECIDED, UNDECIDED, BAD_INPUT, FAILED = 0, 10, 2, 3
+
+
+def verify(
+    model: Annotated[Path, typer.Argument(help="An ONNX file, .onnx or .onnx.gz.")],
+    property: Annotated[Path, typer.Argument(help="A VNN-LIB file, .vnnlib or .vnnlib.gz.")],
+    timeout: Annotated[float | None, typer.Option(help="Seconds; none by default.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Write a proof of `unsat` to this file.")
+    ] = None,
+    result: Annotated[
+        Path | None, typer.Option(help="Write the answer to this file, as VNN-COMP asks.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer only.")] = False,
+    seed: Annotated[int, typer.Option(help="For the starting points of the attack.")] = 0,
+) -> None:
+    """Proves that no input violates a property, or finds one that does.
+
+    The first word on standard output is the answer: unsat (there is no counterexample), sat (there
+    is one, which ONNX Runtime confirmed; it follows), unknown or timeout.
+
+    The exit status is 0 if the property was decided, 10 for unknown and timeout, 2 for bad input
+    and 3 for an error of the program. Ctrl-C and SIGTERM end the work with what is known by then.
+    """
+    begin = time.monotonic()
+    outcome = _Outcome(result, as_json, quiet)
+    if timeout is not None and not timeout > 0:
+        outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
+    watcher = _Watcher(None if timeout is None else begin + timeout, outcome)
+    watcher.start()
+    try:
+        from stagecert.verify.verify import Verification
+
+        _set_up_jax()
+        work = Verification(
+            model,
+            property,
+            None if timeout is None else max(timeout - (time.monotonic() - begin), 1e-3),
+            proof=certificate is not None,
+            seed=seed,
+            progress=None if quiet else outcome.progress(),
+        )
+        outcome.work = work
+        verdict = work.run()
+        if certificate is not None and verdict.answer == "unsat":
+            _write_certificate(certificate, model, property, verdict)
+    except (ProblemError, OSError) as error:
+        outcome.fail(str(error), BAD_INPUT)
+    except KeyboardInterrupt:
+        outcome.interrupted()
+    except Exception as error:  # whatever it is: an answer must be given, and it is "unknown"
+        outcome.fail(f"{type(error).__name__}: {error}", FAILED)
+    else:
+        outcome.finish(verdict)
+
+
+class _Outcome:
+    """Prints and writes one answer, whoever has it first, and ends the process."""
+
+    def __init__(self, result: Path | None, as_json: bool, quiet: bool):
+        self.result, self.as_json, self.quiet = result, as_json, quiet
+        self.work: Any = None
+        self._once = threading.Lock()
+        self._drawn = False
+
+    def progress(self):
+        """A function that shows a line on a terminal, or None where there is none."""
+        if not sys.stderr.isatty():
+            return None
+        width = max(os.get_terminal_size(sys.stderr.fileno()).columns - 1, 20)
+
+        def show(line: str) -> None:
+            self._drawn = True
+            sys.stderr.write("\r\x1b[K" + line[:width])
+            sys.stderr.flush()
+
+        return show
+
+    def finish(self, verdict) -> None:
+        """Prints a verdict, writes it and ends the process."""
+        self._claim()
+        text = verdict.answer
+        if verdict.counterexample is not None:
+            text += "\n" + verdict.counterexample.text()
+        if self.as_json:
+            self._print(json.dumps(verdict.to_dict()))
+        elif self.quiet:
+            self._print(verdict.answer)
+        else:
+            self._print(text)
+            print(
+                f"{verdict.reason} {sum(c.refuted for c in verdict.cases)} of "
+                f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s",
+                file=sys.stderr,
+            )
+        self._end(DECIDED if verdict.decided else UNDECIDED, text)
+
+    def timed_out(self) -> None:
+        """The answer where time is up, from whichever thread."""
+        self._partial("timeout", "Time is up.")
+
+    def interrupted(self) -> None:
+        """The answer where the user wants no more."""
+        self._partial("unknown", "Interrupted.")
+
+    def fail(self, message: str, code: int) -> None:
+        """Says what is wrong and ends the process; the answer is `unknown`."""
+        self._claim()
+        print(message, file=sys.stderr)
+        if code == FAILED:
+            self._print(json.dumps({"answer": "unknown", "reason": message}) if self.as_json
+                        else "unknown")  # fmt: skip
+        self._end(code, "error" if code == BAD_INPUT else "unknown")
+
+    def _partial(self, answer: str, reason: str) -> None:
+        verdict = self.work.so_far(answer, reason) if self.work is not None else None
+        if verdict is None:
+            from stagecert.verify.verify import Verdict
+
+            verdict = Verdict(answer, None, (), 0.0, reason)  # type: ignore
+        self.finish(verdict)
+
+    def _claim(self) -> None:
+        if not self._once.acquire(blocking=False):
+            # Another thread is about to end the process.
+            threading.Event().wait()
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+
+    def _print(self, text: str) -> None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            # Nobody reads; the result file is still written.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _end(self, code: int, text: str) -> None:
+        if self.result is not None:
+            try:
+                write_whole(self.result, text + "\n")
+            except OSError as error:
+                print(f"{self.result} cannot be written: {error}", file=sys.stderr)
+                code = BAD_INPUT
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Compilations run in threads that cannot be stopped in any other way.
+        os._exit(code)
+
+
+class _Watcher(threading.Thread):
+    """Ends the work at its deadline or on a signal, also while a compilation is under way.
+
+    Python runs signal handlers between two steps of its main thread, which can be a minute away
+    when JAX compiles. So signals wake up this thread.
+    """
+
+    def __init__(self, deadline: float | None, outcome: _Outcome):
+        super().__init__(daemon=True)
+        self.deadline, self.outcome = deadline, outcome
+        self.awake, wake = socket.socketpair()
+        wake.setblocking(False)
+        self.wake = wake
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Waits."""
+        while True:
+            wait = None if self.deadline is None else self.deadline - time.monotonic()
+            if wait is not None and wait <= 0:
+                self.outcome.timed_out()
+            ready, _, _ = select.select([self.awake], [], [], wait)
+            if ready and set(self.awake.recv(16)) & {signal.SIGINT, signal.SIGTERM}:
+                self.outcome.interrupted()
+
+
+def write_whole(path: Path, text: str | bytes) -> None:
+    """Writes a file so that it is there with all of its text or not at all."""
+    data = text.encode() if isinstance(text, str) else text
+    folder = path.parent
+    handle, name = tempfile.mkstemp(dir=folder, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files that only their owner may read.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _set_up_jax() -> None:
+    """Single precision by default, and compiled functions kept between runs."""
+    import jax
+
+    jax.config.update("jax_enable_x64", False)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "stagecert" / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def _write_certificate(path: Path, model: Path, property: Path, verdict) -> None:
+    try:
+        from stagecert.verify import certificates  # type: ignore
+    except ImportError:
+        raise ProblemError("Certificates cannot be written by this version.") from None
+    certificates.write(path, model, property, verdict)

@@ -1,0 +1,168 @@
+"""Counterexamples are believed only after the original model, run by ONNX Runtime, confirms them."""
+
+import gzip
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from stagecert.errors import ProblemError
+from stagecert.properties import Case, InputSet, Property
+
+# How far outside its box an input may lie, relative where it is larger than one, and only if the
+# box holds no float32 at all in some coordinate.
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Counterexample:
+    """Inputs that violate the property, and what ONNX Runtime computes for them.
+
+    Attributes:
+        inputs, outputs: float32, flattened and joined in the order of the property.
+        case: which case of the property they belong to.
+        tolerance: how far inputs may lie outside the box: zero unless the box holds no float32.
+    """
+
+    inputs: np.ndarray
+    outputs: np.ndarray
+    case: int
+    tolerance: float
+
+    def text(self) -> str:
+        """The counterexample as VNN-COMP writes it: ((X_0 v) ... (Y_0 v) ...)."""
+        lines = [f"(X_{k} {_number(v)})" for k, v in enumerate(self.inputs)]
+        lines += [f"(Y_{k} {_number(v)})" for k, v in enumerate(self.outputs)]
+        return "(" + "\n".join(lines) + ")"
+
+
+class Replay:
+    """Runs the original model in ONNX Runtime and checks points against the property.
+
+    >>> replay = Replay("model.onnx", property)  # doctest: +SKIP
+    >>> replay.check(point, 0)  # doctest: +SKIP
+    """
+
+    def __init__(self, model, property: Property):
+        self.property = property
+        self._boxes: dict[int, Float32Box] = {}
+        self._session, self._inputs = _session(model)
+        self.sizes = [tensor.size for tensor in property.inputs]
+
+    def run(self, point: np.ndarray) -> np.ndarray:
+        """The flattened outputs for one flat float32 point."""
+        feeds, begin = {}, 0
+        for name, shape, dtype in self._inputs:
+            size = int(np.prod(shape))
+            feeds[name] = point[begin : begin + size].reshape(shape).astype(dtype)
+            begin += size
+        if begin != len(point):
+            raise ProblemError(f"The model takes {begin} numbers, but the property {len(point)}.")
+        found = self._session.run(None, feeds)
+        return np.concatenate([np.asarray(x).reshape(-1) for x in found])
+
+    def box(self, inputs: InputSet) -> "Float32Box":
+        """The float32 points of an input set."""
+        return self._boxes.setdefault(id(inputs), Float32Box(inputs))
+
+    def check(self, point: np.ndarray, case: int) -> Counterexample | None:
+        """The point moved into the case's box, if it is a counterexample there; else None."""
+        what: Case = self.property.cases[case]
+        box = self.box(what.inputs)
+        x = box.clip(point)
+        y = self.run(x)
+        if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
+            return None
+        exact_x = [Fraction(float(v)) for v in x]
+        exact_y = [Fraction(float(v)) for v in y]
+        if not all(row.holds(exact_x, exact_y, ()) for row in what.outputs):
+            return None
+        slack = Fraction(box.tolerance)
+        if not all(row.holds(exact_x, (), (), slack) for row in what.inputs.rows):
+            return None
+        if not box.holds(exact_x):
+            return None
+        return Counterexample(x, y, case, box.tolerance)
+
+
+class Float32Box:
+    """The float32 numbers in each coordinate of a box.
+
+    Where a coordinate has none, the nearest one stands in, within TOLERANCE.
+    """
+
+    def __init__(self, inputs: InputSet):
+        self.inputs = inputs
+        low = np.array([_up32(v) for v in inputs.lower], np.float32)
+        high = np.array([-_up32(-v) for v in inputs.upper], np.float32)
+        none = low > high
+        # Low is then the next float32 above the interval, and high the next one below it.
+        for k in np.flatnonzero(none):
+            above = Fraction(float(low[k])) - inputs.upper[k]
+            below = inputs.lower[k] - Fraction(float(high[k]))
+            low[k] = high[k] = low[k] if above < below else high[k]
+        self.lower, self.upper = low, high
+        self.tolerance = TOLERANCE if np.any(none) else 0.0
+
+    def clip(self, point) -> np.ndarray:
+        """The nearest float32 point of the box."""
+        # First in float64, so that nothing is rounded out of the box.
+        inside = np.clip(np.asarray(point, np.float64).reshape(-1), self.lower, self.upper)
+        return np.clip(inside.astype(np.float32), self.lower, self.upper)
+
+    def holds(self, x: list[Fraction]) -> bool:
+        """Whether an exact point is in the box, or within the tolerance of it if there is one."""
+        for low, value, high in zip(self.inputs.lower, x, self.inputs.upper, strict=True):
+            slack = Fraction(self.tolerance) * max(1, abs(value)) if self.tolerance else 0
+            if not low - slack <= value <= high + slack:
+                return False
+        return True
+
+
+def _up32(x: Fraction) -> np.float32:
+    """The smallest float32 that is not below x."""
+    with np.errstate(over="ignore"):
+        value = np.float32(float(x))
+    if np.isfinite(value) and Fraction(float(value)) < x:
+        value = np.nextafter(value, np.float32(np.inf))
+    return value
+
+
+def _number(v) -> str:
+    # The shortest digits that give the same float32 back, and the same float64 too where read so.
+    return repr(float(v))
+
+
+_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+
+
+def _session(model):
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ProblemError(
+            "Checking counterexamples needs the package onnxruntime: pip install onnxruntime"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if isinstance(model, (str, Path)):
+        data = str(model)
+        if data.endswith(".gz"):
+            data = gzip.decompress(Path(data).read_bytes())
+    elif isinstance(model, bytes):
+        data = model
+    else:
+        data = model.SerializeToString()
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has no common base class for its errors
+        raise ProblemError(f"ONNX Runtime cannot load the model: {error}") from None
+    inputs = []
+    for value in session.get_inputs():
+        if value.type not in _TYPES:
+            raise ProblemError(f"The model's input '{value.name}' is a {value.type}.")
+        shape = tuple(n if isinstance(n, int) and n > 0 else 1 for n in value.shape)
+        inputs.append((value.name, shape, _TYPES[value.type]))
+    return session, inputs

@@ -1,0 +1,521 @@
+"""`verify`: whether a network has a property. Attacks first, then bounds of rising cost."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from stagecert import networks, properties
+from stagecert.errors import ProblemError
+from stagecert.networks import Network
+from stagecert.verify import attack
+from stagecert.verify.queries import Group, for_users, groups_of
+from stagecert.verify.replay import Counterexample, Replay
+from stagecert.verify.splitting import Splitter, Tree
+
+Answer = Literal["unsat", "sat", "unknown", "timeout"]
+
+# Boxes that are bounded in one call.
+BOXES = 1024
+# Points with a larger violation than this, in the attack's float32, are not worth a replay.
+NEARLY = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class CaseBounds:
+    """What is known of one case of the property.
+
+    Attributes:
+        case: its number in `Property.cases`.
+        refuted: whether it is proven that no point belongs to the case.
+        how: what refuted it: "ibp", "backward", "nonconvex", "optimised" or "splitting".
+        row: the row that did, as an index into the case's output rows followed by the rows of its
+            inputs; None if there is none, or if different boxes needed different rows.
+        bounds: for each of these rows a certified lower bound of row - bound over the whole box.
+        shortfall: how far the best of these bounds is from deciding the case; zero if it does.
+        nearest: the smallest violation met: the largest row - bound at the best point. A
+            counterexample has at most zero. Computed in single precision.
+    """
+
+    case: int
+    refuted: bool
+    how: str | None
+    row: int | None
+    bounds: np.ndarray
+    shortfall: float
+    nearest: float
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """What a certificate is made of: which row refutes which case on which box.
+
+    Attributes:
+        network: the network whose outputs the rows combine: that of the model, with the inputs as
+            further outputs if a row mentions them.
+        groups: the boxes with their cases and rows.
+        whole: for cases refuted on their whole box: {case: (group, row in the group, method,
+            intermediate bounds of the group or None)}.
+        tree: the cuts of the boxes and what is refuted on each, if boxes were split.
+    """
+
+    network: Network
+    groups: tuple[Group, ...]
+    whole: dict[int, tuple[int, int, str, tuple | None]]
+    tree: Tree | None
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The answer to "is there a counterexample?".
+
+    Attributes:
+        answer: "unsat" (proven: there is none), "sat" (there is one, replayed in ONNX Runtime),
+            "unknown", or "timeout".
+        counterexample: for "sat".
+        cases: what is known of each case.
+        seconds: how long it took.
+        reason: one sentence about an answer that decides nothing, or about how it was decided.
+        boxes: how many boxes were bounded by splitting.
+        proof: what a certificate needs, for "unsat" if asked for.
+    """
+
+    answer: Answer
+    counterexample: Counterexample | None
+    cases: tuple[CaseBounds, ...]
+    seconds: float
+    reason: str
+    boxes: int = 0
+    proof: Proof | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether the answer is "unsat" or "sat"."""
+        return self.answer in ("unsat", "sat")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as plain data, for JSON; numbers that are not finite become None."""
+        point = self.counterexample
+        return {
+            "answer": self.answer,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "boxes": self.boxes,
+            "counterexample": None
+            if point is None
+            else {
+                "inputs": [float(v) for v in point.inputs],
+                "outputs": [float(v) for v in point.outputs],
+                "case": point.case,
+                "tolerance": point.tolerance,
+            },
+            "cases": [
+                {
+                    "case": one.case,
+                    "refuted": one.refuted,
+                    "how": one.how,
+                    "row": one.row,
+                    "bounds": [_plain(v) for v in one.bounds],
+                    "shortfall": _plain(one.shortfall),
+                    "nearest": _plain(one.nearest),
+                }
+                for one in self.cases
+            ],
+        }
+
+
+def verify(
+    model,
+    property,
+    timeout: float | None = None,
+    *,
+    proof: bool = False,
+    seed: int = 0,
+    memory: float = 1.0,
+    progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Decides whether a network can violate a property.
+
+    Args:
+        model: an ONNX model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto.
+        property: a VNN-LIB property: a path, its text, or what `properties.load` returned.
+        timeout: seconds. Looked at between steps: a compilation or a pass over the network that is
+            under way is finished first. (The command line program also ends those.)
+        proof: keep what a certificate needs; see `Verdict.proof`.
+        seed: for the starting points of the attack.
+        memory: GiB that arrays may take.
+        progress: called with a line of text now and then.
+
+    Raises:
+        ProblemError: bad input, or a model or property of a kind that is not supported.
+    """
+    work = Verification(
+        model, property, timeout, proof=proof, seed=seed, memory=memory, progress=progress
+    )
+    return work.run()
+
+
+@dataclass
+class _State:
+    """What is known of one group, as it becomes known."""
+
+    bounds: np.ndarray
+    refuted: np.ndarray
+    how: list[str | None]
+    row: list[int | None]
+    nearest: np.ndarray
+    arguments: dict[str, tuple] = field(default_factory=dict)
+
+
+class Verification:
+    """A verification under way: `run` it, and ask from another thread what is known `so_far`."""
+
+    def __init__(
+        self,
+        model,
+        property,
+        timeout: float | None = None,
+        *,
+        proof: bool = False,
+        seed: int = 0,
+        memory: float = 1.0,
+        progress: Callable[[str], None] | None = None,
+    ):
+        if timeout is not None and not timeout > 0:
+            raise ProblemError(f"timeout must be a positive number of seconds, not {timeout!r}.")
+        self.begin = time.monotonic()
+        self.deadline = None if timeout is None else self.begin + timeout
+        self.keep, self.memory = proof, memory
+        self.say = progress or (lambda _: None)
+        self.draw = np.random.default_rng(seed)
+        if not isinstance(property, properties.Property):
+            property = properties.load(property)
+        self.property = property
+        self.model = model
+        self.groups: tuple[Group, ...] = ()
+        self.states: list[_State] = []
+        self.found: Counterexample | None = None
+        self.splitter: Splitter | None = None
+        self.whole: dict[int, tuple[int, int, str, tuple | None]] = {}
+        self.reason = ""
+        self._tried: dict[tuple[int, bytes], None] = {}
+
+    def run(self) -> Verdict:
+        """Works until the property is decided, nothing is left to try, or time is up."""
+        model = Path(self.model) if isinstance(self.model, str) else self.model
+        network = networks.load(model)
+        self.network, self.groups = groups_of(network, self.property)
+        self.states = [
+            _State(
+                np.full(len(group.rows), -np.inf),
+                np.zeros(len(group.numbers), bool),
+                [None] * len(group.numbers),
+                [None] * len(group.numbers),
+                np.full(len(group.numbers), np.inf),
+            )
+            for group in self.groups
+        ]
+        if not self.groups:
+            self.reason = "No input satisfies the assertions: there is nothing to verify."
+            return self.so_far("unsat")
+        self.replay = Replay(model, self.property)
+        return self._decide()
+
+    def so_far(self, answer: Answer | None = None, reason: str | None = None) -> Verdict:
+        """What is known at this moment; `answer` stands unless the property is decided."""
+        answer = answer or "unknown"
+        reason = self.reason if reason is None else reason
+        if self.found is not None:
+            answer, reason = "sat", "ONNX Runtime confirms the counterexample."
+        elif self.states and all(state.refuted.all() for state in self.states):
+            answer, reason = "unsat", "Every case is refuted."
+        cases = []
+        for group, state in zip(self.groups, self.states, strict=False):
+            margins = group.margin(state.bounds)
+            for c, number in enumerate(group.numbers):
+                rows = [group.rows.index(r) for r in self._rows_of(number)]
+                best = float(np.max(margins[rows])) if rows else -np.inf
+                refuted = bool(state.refuted[c])
+                row = state.row[c]
+                cases.append(
+                    CaseBounds(
+                        number,
+                        refuted,
+                        state.how[c],
+                        None if row is None else rows.index(row),
+                        margins[rows],
+                        0.0 if refuted else max(-best, 0.0),
+                        float(state.nearest[c]),
+                    )
+                )
+        cases.sort(key=lambda one: one.case)
+        boxes = self.splitter.seen if self.splitter else 0
+        proof = None
+        if self.keep and answer == "unsat" and self.groups:
+            tree = self.splitter.tree if self.splitter else None
+            proof = Proof(self.network, self.groups, dict(self.whole), tree)
+        return Verdict(
+            answer,
+            self.found,
+            tuple(cases),
+            time.monotonic() - self.begin,
+            reason,
+            boxes,
+            proof,
+        )
+
+    def _rows_of(self, number: int):
+        case = self.property.cases[number]
+        return (*case.outputs, *case.inputs.rows)
+
+    # -- the order of things -------------------------------------------------------------------
+
+    def _decide(self) -> Verdict:
+        divide = Splitter.worthwhile(self.groups)
+        steps: list[Callable[[], None]] = [lambda: self._attack(1)]
+        if divide:
+            steps.append(self._split)
+        else:
+            steps += [
+                lambda: self._bound("ibp"),
+                lambda: self._bound("backward"),
+                lambda: self._attack(4),
+                lambda: self._bound("nonconvex"),
+                lambda: self._bound("optimised"),
+                lambda: self._attack(100 if self.deadline else 10),
+            ]
+        for step in steps:
+            step()
+            if self._over():
+                break
+        if self._late() and not self._decided():
+            return self.so_far("timeout", "Time is up.")
+        return self.so_far("unknown", self.reason or "All methods were tried.")
+
+    def _decided(self) -> bool:
+        return self.found is not None or all(state.refuted.all() for state in self.states)
+
+    def _late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _over(self) -> bool:
+        return self._decided() or self._late()
+
+    def _left(self) -> float | None:
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.01)
+
+    # -- counterexamples -----------------------------------------------------------------------
+
+    def _open(self) -> list[tuple[int, int]]:
+        """Cases that are not refuted: (group, case of the group)."""
+        return [
+            (g, int(c))
+            for g, state in enumerate(self.states)
+            for c in np.flatnonzero(~state.refuted)
+        ]
+
+    def _attack(self, rounds: int) -> None:
+        """Projected gradient descent on all open cases; `rounds` times with new points."""
+        width = attack.lanes_at_once(self.network)
+        for turn in range(rounds):
+            cases = self._open()
+            restarts = max(width // max(len(cases), 1), 4)
+            lanes = [case for case in cases for _ in range(restarts)]
+            self.say(f"attacking {len(cases)} cases")
+            for begin in range(0, len(lanes), width):
+                some = lanes[begin : begin + width]
+                some += [some[0]] * (width - len(some))
+                goal = attack.targets(self.groups, some)
+                points = self._starts(goal, some, turn == 0)
+                found = attack.descend(self.network, points, goal)
+                self._judge(found.points, found.violation, some)
+                if self._over():
+                    return
+
+    def _starts(self, goal: attack.Targets, lanes, first: bool) -> np.ndarray:
+        points = np.empty_like(goal.lower)
+        begin = 0
+        while begin < len(lanes):
+            end = begin
+            while end < len(lanes) and lanes[end] == lanes[begin]:
+                end += 1
+            points[begin:end] = attack.start_points(
+                goal.lower[begin], goal.upper[begin], end - begin, self.draw, first
+            )
+            begin = end
+        return points
+
+    def _judge(self, points, violation, lanes) -> None:
+        """Notes the best violations, and replays the points that look like counterexamples."""
+        order = np.argsort(np.where(np.isnan(violation), np.inf, violation))
+        for k in order:
+            g, c = lanes[k]
+            state = self.states[g]
+            state.nearest[c] = min(state.nearest[c], float(violation[k]))
+        for k in order[:8]:
+            if violation[k] <= NEARLY and self._confirmed(points[k], *lanes[k]):
+                return
+
+    def _confirmed(self, point, g: int, c: int) -> bool:
+        number = self.groups[g].numbers[c]
+        self.found = self.replay.check(point, number)
+        return self.found is not None
+
+    # -- bounds over whole boxes -----------------------------------------------------------------
+
+    def _bound(self, how: str) -> None:
+        """Bounds the rows of open cases over their boxes; see `STAGES` for the kinds."""
+        waiting = sorted({g for g, _ in self._open()})
+        for begin in range(0, len(waiting), BOXES):
+            self._bound_some(how, waiting[begin : begin + BOXES])
+            if self._over():
+                return
+
+    def _bound_some(self, how: str, chosen: list[int]) -> None:
+        groups = [self.groups[g] for g in chosen]
+        picks = [
+            np.flatnonzero(self.groups[g].members[~self.states[g].refuted].any(axis=0))
+            for g in chosen
+        ]
+        if not any(map(len, picks)):
+            return
+        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
+        most = 1 << (max(map(len, picks)) - 1).bit_length()
+        picks = [np.concatenate([p, np.repeat(p[:1], most - len(p))]) for p in picks]
+        rows = np.stack([group.matrix[p] for group, p in zip(groups, picks, strict=True)])
+        limits = np.stack([group.limits[p] for group, p in zip(groups, picks, strict=True)])
+        lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
+        upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
+        self.say(f"bounding {len(chosen)} boxes x {most} rows: {how}")
+        method = "nonconvex" if how == "optimised" else how
+        intermediate: Any = how
+        if how == "nonconvex":
+            intermediate = self._earlier(chosen, "backward")
+        found = networks.bound(
+            self.network,
+            for_users(self.network, lower),
+            for_users(self.network, upper),
+            rows,
+            method=method,  # type: ignore
+            intermediate=intermediate,
+            threshold=np.where(np.isfinite(limits), limits, np.finfo(float).max),
+            time_limit=self._left(),
+            memory=self.memory,
+        )
+        for k, (g, pick) in enumerate(zip(chosen, picks, strict=True)):
+            group, state = self.groups[g], self.states[g]
+            arguments = tuple((low[k], high[k]) for low, high in found.intermediate)
+            if how == "backward" or self.keep:
+                state.arguments[how] = arguments
+            # Bounds that hold are kept: each is a proof by itself.
+            new = np.where(np.isnan(found.bound[k]), -np.inf, found.bound[k])
+            np.maximum.at(state.bounds, pick, new)
+            passes = np.zeros(len(group.rows), bool)
+            passes[pick] = group.passes(found.bound[k], pick)
+            for c in np.flatnonzero(~state.refuted):
+                rows_that = np.flatnonzero(group.members[c] & passes)
+                if len(rows_that):
+                    row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
+                    state.how[c], state.row[c] = how, row
+                    state.refuted[c] = True
+                    self.whole[group.numbers[c]] = (g, row, how, state.arguments.get(how))
+        if not self._decided() and how != "ibp":
+            self._try_minimisers(found.inputs, chosen)
+
+    def _earlier(self, chosen: list[int], how: str) -> tuple:
+        per_box = [self.states[g].arguments[how] for g in chosen]
+        return tuple(
+            (np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs]))
+            for pairs in zip(*per_box, strict=True)
+        )
+
+    def _try_minimisers(self, inputs, chosen: list[int]) -> None:
+        """Attacks from the points where bounds are attained."""
+        arrays = inputs if isinstance(inputs, tuple) else (inputs,)
+        boxes, rows = arrays[0].shape[:2]
+        flat = np.concatenate([x.reshape(boxes, rows, -1) for x in arrays], axis=2)
+        lanes, starts = [], []
+        for k, g in enumerate(chosen):
+            for c in np.flatnonzero(~self.states[g].refuted):
+                for r in range(rows):
+                    lanes.append((g, int(c)))
+                    starts.append(flat[k, r])
+        self._descend_from(np.array(starts), lanes)
+
+    def _descend_from(self, starts: np.ndarray, lanes: list[tuple[int, int]]) -> None:
+        width = attack.lanes_at_once(self.network)
+        for begin in range(0, min(len(lanes), 4 * width), width):
+            some = lanes[begin : begin + width]
+            pad = width - len(some)
+            points = np.concatenate([starts[begin : begin + width], starts[[begin] * pad]])
+            some = some + [some[0]] * pad
+            goal = attack.targets(self.groups, some)
+            found = attack.descend(self.network, points, goal, 0.05)
+            self._judge(found.points, found.violation, some)
+            if self._over():
+                return
+
+    # -- splitting ---------------------------------------------------------------------------------
+
+    def _split(self) -> None:
+        open_cases = [~state.refuted for state in self.states]
+        self.splitter = splitter = Splitter(
+            self.network, self.groups, open_cases, keep=self.keep, memory=self.memory
+        )
+        number, next_descent = 0, 1
+        while len(splitter.stack):
+            step = splitter.step(self._late)
+            if step.points is None:
+                return
+            for g, bounds in step.roots or ():
+                known = self.states[g].bounds
+                np.fmax(known, bounds[: len(known)], out=known)
+            if step.stuck:
+                self.reason = "A box became too small to split."
+                return
+            if len(splitter.stack) > splitter.most:
+                self.reason = "The boxes that are left do not fit into the memory allowed."
+                return
+            number += 1
+            self._watch(step, descend=number == next_descent)
+            if number == next_descent:
+                next_descent *= 3
+            self.say(
+                f"splitting: {splitter.seen} boxes, {len(splitter.stack)} waiting, "
+                f"{100 * splitter.finished / splitter.total:.4g} % decided"
+            )
+            if self._over():
+                return
+        for state in self.states:
+            for c in np.flatnonzero(~state.refuted):
+                state.how[c] = "splitting"
+            state.refuted[:] = True
+
+    def _watch(self, step, descend: bool) -> None:
+        """Looks at the points that the splitter met, and sometimes goes on from the best."""
+        assert step.points is not None
+        assert step.violation is not None
+        assert step.group is not None
+        assert step.open is not None
+        worth = np.where(step.open[:, None], step.violation, np.inf)
+        worth = np.where(np.isnan(worth), np.inf, worth)
+        boxes, points, cases = worth.shape
+        best = np.argsort(worth, axis=None)
+        width = attack.lanes_at_once(self.network)
+        best = best[: width if descend else 8]
+        best = best[np.isfinite(worth.reshape(-1)[best])]
+        if not len(best):
+            return
+        b, p, c = np.unravel_index(best, worth.shape)
+        lanes = [(int(step.group[i]), int(k)) for i, k in zip(b, c, strict=True)]
+        starts = step.points[b, p]
+        self._judge(starts, worth[b, p, c], lanes)
+        if descend and not self._over():
+            self._descend_from(starts, lanes)
+
+
+def _plain(value) -> float | None:
+    return float(value) if np.isfinite(value) else None
