@@ -105,6 +105,21 @@ def test_example_isotonic(capsys):
     assert "Solution" in capsys.readouterr().out
 
 
+def test_example_robust_digits(capsys):
+    classify, images, labels, results = load("robust_digits")["main"]()
+    rows = sc.networks.margins(labels, 10)
+    draw = np.random.default_rng(0)
+    for radius, result in results.items():
+        moved = images[:, None] + draw.uniform(-radius, radius, (20, 200, 64))
+        outputs = np.asarray(classify(np.clip(moved, 0, 1)))
+        seen = np.einsum("btk,bnk->btn", rows, outputs).min(axis=-1)
+        assert np.all(result.bound <= seen + 1e-9)
+        assert np.all(result.bound <= result.attained)
+    proven = {r: int(np.all(x.bound > 0, axis=1).sum()) for r, x in results.items()}
+    assert proven[0.01] > proven[0.1]
+    assert capsys.readouterr().out.count("proven robust") == 3
+
+
 def test_example_relu_boxes(capsys):
     problems, solutions = load("relu_boxes")["main"]()
     for problem, solution in zip(problems, solutions, strict=True):
@@ -233,6 +248,11 @@ def test_tutorial():
         ],
     )
     assert_between(names["solution"], truth)
+
+
+@pytest.mark.parametrize("page", ["networks", "activations", "properties"])
+def test_pages_of_networks(page):
+    run_page(f"docs/{page}.md")
 
 
 def test_extending():

@@ -1,8 +1,10 @@
 """Stagewise convex problems, solved with a certificate."""
 
+from stagecert import networks
 from stagecert.batch import Batch, BatchSolution, stack
 from stagecert.certificate import Anchor, Certificate, lower_bound
 from stagecert.check import Findings, Violation, check
+from stagecert.compiling import use_compilation_cache
 from stagecert.errors import ProblemError
 from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
 from stagecert.plotting import plot_trace
@@ -49,11 +51,13 @@ __all__ = [
     "maximum",
     "min",
     "minimum",
+    "networks",
     "piecewise_linear",
     "plot_trace",
     "relu",
     "solve",
     "solve_batch",
     "stack",
+    "use_compilation_cache",
     "validate",
 ]

@@ -87,6 +87,8 @@ class Conv(Linear):
 
     def plain(self, weights, x):
         """The convolution by XLA's own operation, and its own way back."""
+        dtype = jnp.result_type(weights, x)
+        weights, x = weights.astype(dtype), x.astype(dtype)
         return jax.lax.conv_general_dilated(
             x,
             weights,

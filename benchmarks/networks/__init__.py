@@ -1,0 +1,1 @@
+"""Benchmarks of bounds on neural networks."""

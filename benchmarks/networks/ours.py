@@ -1,0 +1,86 @@
+"""stagecert on the benchmark's problems: `python -m benchmarks.networks.ours --help`.
+
+Times are CPU times of a second run in the same process: compilation is excluded, everything else
+(interval bounds, the search, the evaluation in float64 that makes bounds rigorous) is included.
+"""
+
+import argparse
+import json
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.networks.peers.common import load_problems
+from stagecert import networks
+
+TOLERANCES = (1e-2, 1e-3, 1e-4)
+STEPS = (1, 2, 3, 4, 6, 9, 14, 20, 30)
+
+
+def _timed(function):
+    function()
+    begin, wall = time.process_time(), time.perf_counter()
+    result = function()
+    return result, time.process_time() - begin, time.perf_counter() - wall
+
+
+def run(path: Path, count: int, eps: float, data: Path) -> dict:
+    """All methods on one network."""
+    problems = load_problems(data, count, eps)
+    network = networks.load(path)
+
+    def bound(**options):
+        return networks.bound(
+            network, problems.lower, problems.upper, problems.rows, intermediate="ibp", **options
+        )
+
+    methods = []
+    for name in ("ibp", "backward"):
+        result, cpu, wall = _timed(lambda name=name: bound(method=name))
+        methods.append({"method": name, "cpu": cpu, "wall": wall, "bounds": result.bound.tolist()})
+    for rtol in TOLERANCES:
+        result, cpu, wall = _timed(lambda rtol=rtol: bound(rtol=rtol, max_iterations=2000))
+        within = result.gap <= 1e-6 + rtol * np.abs(result.bound)
+        methods.append(
+            {
+                "method": "nonconvex",
+                "rtol": rtol,
+                "cpu": cpu,
+                "wall": wall,
+                "within": float(within.mean()),
+                "passes": result.passes.ravel().tolist(),
+                "bounds": result.bound.tolist(),
+                "values": result.value.tolist(),
+            }
+        )
+        print(
+            f"{path.stem} rtol {rtol:g}: {cpu / within.size * 1e3:.2f} ms of CPU a problem, within "
+            f"{within.mean():.3f}, passes 50/95/99 % {np.percentile(result.passes, [50, 95, 99])}",
+            flush=True,
+        )
+    curve = []
+    for steps in STEPS:
+        result, cpu, wall = _timed(
+            lambda steps=steps: bound(rtol=0.0, atol=1e-9, max_iterations=steps)
+        )
+        curve.append({"steps": steps, "cpu": cpu, "wall": wall, "bounds": result.bound.tolist()})
+    return {"network": path.stem, "images": count, "eps": eps, "methods": methods, "curve": curve}
+
+
+def main() -> None:
+    """Writes one JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", type=Path, required=True)
+    parser.add_argument("--images", type=int, default=36)
+    parser.add_argument("--eps", type=lambda s: float(Fraction(s)), default=8 / 255)
+    parser.add_argument("--data", type=Path, required=True, help="FILE.npz: images, labels")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    record = run(options.network, options.images, options.eps, options.data)
+    options.out.write_text(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()
