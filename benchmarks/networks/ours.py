@@ -16,7 +16,7 @@ from benchmarks.networks.peers.common import load_problems
 from stagecert import networks
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
-STEPS = (1, 2, 3, 4, 6, 9, 14, 20, 30)
+STEPS = (1, 2, 3, 4, 6, 9, 14, 20)
 
 
 def _timed(function):

@@ -149,7 +149,8 @@ def _double_conv_bwd(conv: Conv, residuals, y):
     mixed = jnp.stack(phases, axis=-1).reshape(batch, channels, *widest, *conv.strides)
     order = [axis for k in range(rank) for axis in (2 + k, 2 + rank + k)]
     mixed = jnp.transpose(mixed, (0, 1, *order))
-    full = mixed.reshape(batch, channels, *(w * s for w, s in zip(widest, conv.strides, strict=True)))
+    sizes = [w * s for w, s in zip(widest, conv.strides, strict=True)]
+    full = mixed.reshape(batch, channels, *sizes)
     for k, (n, (before, _)) in enumerate(zip(space, conv.padding, strict=True)):
         axis = k + 2
         missing = max(n + before - full.shape[axis], 0)
