@@ -2,6 +2,7 @@
 
 import typer
 
+from stagecert.cli.check import check
 from stagecert.cli.demo import demo
 from stagecert.cli.inspect import inspect
 from stagecert.cli.verify import verify
@@ -13,6 +14,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(inspect)
+app.command()(check)
 app.command()(verify)
 
 

@@ -6,6 +6,7 @@ bound by `backward.dual_bound`, which accounts for rounding.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -154,35 +155,41 @@ class Check(eqx.Module):
     crossing: Any
 
 
+def _forward(layers, relaxed, point, dtype):
+    arguments, blocks, excess = [], (), jnp.zeros((), dtype)
+    for layer, wedge, theta in zip(layers, relaxed.wedges, point.fractions, strict=True):
+        x = layer.segment(point.inputs, blocks)
+        lower, upper = wedge.lower(x), wedge.upper(x)
+        arguments.append(x)
+        blocks = (*blocks, (1 - theta) * lower + theta * upper)
+        size = 1 + jnp.abs(lower) + jnp.abs(upper)
+        # As in the core: bounds may cross by a little of the search's rounding.
+        over = jnp.max(lower - upper - 4e-6 * size, initial=0)
+        excess = jnp.maximum(excess, over)
+    return tuple(arguments), blocks, excess
+
+
+def proposed_lines(layers, relaxed: Relaxed, proposal, dtype) -> tuple:
+    """The lines that a search's proposal stands for; for one box and one row."""
+    # Wedges made of lines need no point to touch them at.
+    straight = all(wedge.straight for wedge in relaxed.wedges)
+    at = [low for low, _ in relaxed.arguments]
+    at = at if straight else _forward(layers, relaxed, proposal.point, dtype)[0]
+    return tuple(
+        lines_at(wedge, x, slopes, span)
+        for wedge, x, slopes, span in zip(
+            relaxed.wedges, at, proposal.slopes[0], relaxed.spans, strict=True
+        )
+    )
+
+
 @eqx.filter_jit
 def _checked(layers, last, relaxed, inputs, rows, points, proposals) -> Check:
-    def forward(relaxed, point):
-        arguments, blocks, excess = [], (), jnp.zeros((), rows.dtype)
-        for layer, wedge, theta in zip(layers, relaxed.wedges, point.fractions, strict=True):
-            x = layer.segment(point.inputs, blocks)
-            lower, upper = wedge.lower(x), wedge.upper(x)
-            arguments.append(x)
-            blocks = (*blocks, (1 - theta) * lower + theta * upper)
-            size = 1 + jnp.abs(lower) + jnp.abs(upper)
-            # As in the core: bounds may cross by a little of the search's rounding.
-            over = jnp.max(lower - upper - 4e-6 * size, initial=0)
-            excess = jnp.maximum(excess, over)
-        return tuple(arguments), blocks, excess
-
     def one(relaxed, inputs, row, point, proposal):
         point = Point(inputs.project(point.inputs), point.fractions)
-        _, blocks, excess = forward(relaxed, point)
+        _, blocks, excess = _forward(layers, relaxed, point, rows.dtype)
         value = jnp.sum(row * last(point.inputs, blocks))
-        # Wedges made of lines need no point to touch them at.
-        straight = all(wedge.straight for wedge in relaxed.wedges)
-        at = [low for low, _ in relaxed.arguments]
-        at = at if straight else forward(relaxed, proposal.point)[0]
-        lines = tuple(
-            lines_at(wedge, x, slopes, span)
-            for wedge, x, slopes, span in zip(
-                relaxed.wedges, at, proposal.slopes[0], relaxed.spans, strict=True
-            )
-        )
+        lines = proposed_lines(layers, relaxed, proposal, rows.dtype)
         proof = dual_bound(layers, last, lines, relaxed.spans, relaxed.last_span, inputs, row)
         return Check(value, proof.bound, point.inputs, excess)
 
@@ -235,9 +242,14 @@ def search(
     *,
     solvers=None,
     dtype=jnp.float32,
+    keep: Callable | None = None,
     **options,
 ) -> BatchSolution:
-    """Solves the grid of problems (box, row); see stagecert.solve_batch for the options."""
+    """Solves the grid of problems (box, row); see stagecert.solve_batch for the options.
+
+    `keep` is called with the proposals behind the bounds, with a leading axis of lanes, whenever
+    these are certified; the last call counts.
+    """
     lanes = _lanes(layers, last, relaxed, inputs, rows, dtype)
     boxes, count = rows.shape[:2]
     # The problems' numbers were checked when the boxes were.
@@ -245,6 +257,8 @@ def search(
 
     def certifier(kept) -> Certified:
         checked = _checked_in_groups(layers, last, relaxed, inputs, rows, kept)
+        if keep is not None:
+            keep(kept.proposal)
         crossed = checked.crossing > 0
         value = checked.value
         value[~np.isfinite(kept.value) | ~np.isfinite(value) | crossed] = np.inf

@@ -1,0 +1,479 @@
+"""Activations: what they make of intervals, and whether lines really are below or above them.
+
+Piecewise linear functions and maxima are compared with lines exactly: by comparisons that involve
+no rounding, by float64 where the result is larger than any rounding, and otherwise in rationals.
+Smooth functions are cut into regions on which they are convex or concave, and evaluated in ball
+arithmetic (Arb), whose results enclose the true ones. On a region where function minus line is
+concave, its minimum is at an end; where it is convex, it lies above every one of its tangents, and
+one at (nearly) the minimum is as good as the minimum.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from flint import arb, ctx
+
+from stagecert.rigor.numbers import EPS, LARGEST, TINY
+
+ctx.prec = 160  # bits of the balls
+
+
+class Refused(Exception):
+    """Why the checker does not accept something."""
+
+
+@dataclass
+class Value:
+    """A value of the network: its number and shape; `gate` says which activation made it."""
+
+    index: int
+    shape: tuple[int, ...]
+    gate: Any = None
+
+
+class Activation:
+    """A nonlinear function of each entry, or of the last axis."""
+
+    kind = ""
+
+    def image(self, low, high) -> tuple[np.ndarray, np.ndarray]:
+        """Float64 intervals that contain all values on the intervals."""
+        raise NotImplementedError
+
+    def holds(self, low, high, slope, offset, side: int) -> bool:
+        """Whether slope * x + offset is below (side 1) or above (side -1) on the intervals."""
+        raise NotImplementedError
+
+    def wide(self) -> bool:
+        """Whether there is a last axis more in the argument than in the value."""
+        return False
+
+
+def _not_negative(s, x, t, a, b) -> bool:
+    """Whether (s - a) * x + (t - b) >= 0 for all entries, exactly."""
+    s, x, t, a, b = np.broadcast_arrays(s, x, t, a, b)
+    direction = np.sign(x) * ((s > a).astype(float) - (s < a))
+    sure = (direction >= 0) & (t >= b)
+    value = (s - a) * x + (t - b)
+    size = np.abs(s * x) + np.abs(a * x) + np.abs(t) + np.abs(b)
+    sure |= value >= 8 * EPS * size + 8 * TINY
+    if np.any(value < -(8 * EPS * size + 8 * TINY)):
+        return False
+    for k in np.flatnonzero(~sure):
+        at = [Fraction(float(v.flat[k])) for v in (s, x, t, a, b)]
+        if (at[0] - at[3]) * at[1] + at[2] - at[4] < 0:
+            return False
+    return True
+
+
+class Piecewise(Activation):
+    """slopes[k] * x + offsets[k] between knot k - 1 and knot k; continuous.
+
+    Knots are pairs of numbers with the knot between them: pieces are checked on all of that.
+    """
+
+    def __init__(self, kind: str, knots, slopes, offsets):
+        self.kind, self.knots, self.slopes, self.offsets = kind, knots, slopes, offsets
+
+    def _pieces(self, low, high):
+        """(slope, offset, where, first, last) for every piece; it meets the intervals `where`."""
+        starts = [-math.inf, *(before for before, _ in self.knots)]
+        ends = [*(after for _, after in self.knots), math.inf]
+        for slope, offset, start, end in zip(self.slopes, self.offsets, starts, ends, strict=True):
+            slope, offset = (np.broadcast_to(x, low.shape) for x in (slope, offset))
+            first, last = np.maximum(low, start), np.minimum(high, end)
+            yield slope, offset, first <= last, first, last
+
+    def image(self, low, high):
+        least, most = np.full(low.shape, np.inf), np.full(low.shape, -np.inf)
+        for slope, offset, where, first, last in self._pieces(low, high):
+            for x in (first, last):
+                x = np.where(where, x, 0)  # where the piece does not meet the interval: anything
+                value = slope * x + offset
+                # Products with 0 and 1, and sums with 0, are not rounded.
+                plain = (slope == 0) | ((np.abs(slope) == 1) & (offset == 0))
+                off = np.where(plain, 0, 2 * EPS * (np.abs(slope * x) + np.abs(offset)) + TINY)
+                least = np.where(where, np.minimum(least, value - off), least)
+                most = np.where(where, np.maximum(most, value + off), most)
+        return least, most
+
+    def holds(self, low, high, slope, offset, side):
+        return all(
+            _not_negative(
+                side * s[where],
+                x[where],
+                side * t[where],
+                side * slope[where],
+                side * offset[where],
+            )
+            for s, t, where, first, last in self._pieces(low, high)
+            for x in (first, last)
+        )
+
+
+class Maximum(Activation):
+    """The maximum over the last axis."""
+
+    kind = "max"
+
+    def wide(self):
+        return True
+
+    def image(self, low, high):
+        return low.max(axis=-1), high.max(axis=-1)
+
+    def holds(self, low, high, slope, offset, side):
+        count = low.shape[-1]
+        flat = [x.reshape(-1, count) for x in (low, high, slope)]
+        check = self._below if side > 0 else self._above
+        offset = offset.reshape(-1)
+        sure, wrong = check(flat, offset, (4 * count + 16) * EPS)
+        if np.any(wrong):
+            return False
+        for k in np.flatnonzero(~sure):
+            exact = [np.array([[Fraction(float(v)) for v in x[k]]], object) for x in flat]
+            if not check(exact, np.array([Fraction(float(offset[k]))], object), 0)[0][0]:
+                return False
+        return True
+
+    @staticmethod
+    def _below(given, offset, eps):
+        """With a >= 0: max >= a . x + (1 - sum a) * max, and max is between its own bounds."""
+        low, high, slope = given
+        rest = 1 - slope.sum(axis=-1)
+        floor, ceiling = low.max(axis=-1), high.max(axis=-1)
+        value = np.minimum(rest * floor, rest * ceiling) - offset
+        size = (1 + np.abs(slope).sum(axis=-1)) * np.maximum(np.abs(floor), np.abs(ceiling))
+        margin = eps * (size + np.abs(offset)) + (TINY if eps else 0)
+        negative = (slope < 0).any(axis=-1)
+        return ~negative & (value >= margin), negative | (value < -margin)
+
+    @staticmethod
+    def _above(given, offset, eps):
+        """a . x + b - x_k is linear, so its minimum is at a corner, for every k."""
+        low, high, slope = given
+        each = np.minimum(slope * low, slope * high)
+        other = np.minimum((slope - 1) * low, (slope - 1) * high)
+        value = (each.sum(axis=-1)[:, None] - each + other).min(axis=-1) + offset
+        size = ((np.abs(slope) + 1) * np.maximum(np.abs(low), np.abs(high))).sum(axis=-1)
+        margin = 2 * eps * (size + np.abs(offset)) + (TINY if eps else 0)
+        return value >= margin, value < -margin
+
+
+# -- smooth functions ------------------------------------------------------------------------------
+
+Ball = Callable[[arb], arb]
+
+
+@dataclass
+class Region:
+    """A part of the line on which a function is convex (bend 1), concave (-1), straight (0), or,
+    between two enclosing numbers of an inflection, nearly straight (None)."""
+
+    start: arb
+    end: arb
+    bend: int | None
+    function: Ball
+    slope: Ball
+
+
+class Smooth(Activation):
+    """A function that is known region by region; arguments beyond `reach` are refused."""
+
+    def __init__(self, kind: str, regions: list[Region], reach: float = LARGEST):
+        self.kind, self.regions, self.reach = kind, regions, reach
+
+    def image(self, low, high):
+        if np.any(np.abs(low) > self.reach) or np.any(np.abs(high) > self.reach):
+            raise Refused(f"{self.kind} is not evaluated beyond {self.reach:g}")
+        least, most = np.empty(low.shape), np.empty(low.shape)
+        for k in np.ndindex(low.shape):
+            ends = float(low[k]), float(high[k])
+            least[k] = _floor(self.minimum(*ends, 0.0, 1))
+            most[k] = -_floor(self.minimum(*ends, 0.0, -1))
+        return least, most
+
+    def holds(self, low, high, slope, offset, side):
+        for l, h, a, b in zip(low.flat, high.flat, slope.flat, offset.flat, strict=True):
+            least = self.minimum(float(l), float(h), float(a), side)
+            if not least >= side * arb(float(b)):
+                return False
+        return True
+
+    def minimum(self, low: float, high: float, a: float, side: int) -> arb:
+        """A lower bound on side * (f(x) - a * x) on [low, high], nearly tight."""
+        best = arb.pos_inf()
+        for region in self.regions:
+            start, end = arb(low), arb(high)
+            start = region.start if start < region.start else start
+            end = region.end if end > region.end else end
+            if start > end:
+                continue
+            best = best.min(_region_minimum(region, start, end, arb(a), side))
+        return arb(best.lower())
+
+
+def _region_minimum(region: Region, start: arb, end: arb, a: arb, side: int) -> arb:
+    def value(x: arb) -> arb:
+        return side * (region.function(x) - a * x)
+
+    def slope(x: arb) -> arb:
+        return side * (region.slope(x) - a)
+
+    if region.bend is None:
+        # A chord is off by at most |f''| / 8 times the width squared, and |f''| < 8.
+        return value(start).min(value(end)) - (end - start) ** 2
+    if side * region.bend <= 0:
+        return value(start).min(value(end))
+    # Convex: no search is needed if the slope has one sign.
+    at_start, at_end = slope(start), slope(end)
+    if at_start >= 0:
+        return value(start)
+    if at_end <= 0:
+        return value(end)
+    x = _root(slope, start, end, at_start, at_end)
+    # Where x is does not matter for being right, only for being tight.
+    tangent = slope(x)
+    return value(x) + (tangent * (start - x)).min(tangent * (end - x))
+
+
+def _root(slope: Ball, low: arb, high: arb, at_low: arb, at_high: arb) -> arb:
+    """Roughly where an increasing function is zero (Illinois method)."""
+    low, high, at_low, at_high = (arb(x.mid()) for x in (low, high, at_low, at_high))
+    x = low
+    for step in range(60):
+        x = arb(((low * at_high - high * at_low) / (at_high - at_low)).mid())
+        if step % 4 == 3 or not (low < x and x < high):
+            x = arb(((low + high) / 2).mid())
+        found = arb(slope(x).mid())
+        if abs(found) < 1e-30 or not (low < x and x < high):
+            break
+        if found < 0:
+            low, at_low, at_high = x, found, at_high / 2
+        else:
+            high, at_high, at_low = x, found, at_low / 2
+    return x
+
+
+def _floor(x: arb) -> float:
+    """A float that is not above any number in the ball."""
+    if not x.is_finite():
+        return -math.inf
+    number = float(x.mid())
+    while not arb(number) <= x:
+        number = math.nextafter(number, -math.inf)
+    return number
+
+
+def _sigmoid(x: arb) -> arb:
+    return 1 / (1 + (-x).exp())
+
+
+def _sigmoid_slope(x: arb) -> arb:
+    return _sigmoid(x) * _sigmoid(-x)
+
+
+def _tanh_slope(x: arb) -> arb:
+    return 1 / x.cosh() ** 2
+
+
+def _softplus(x: arb) -> arb:
+    return x.exp().log1p()
+
+
+def _gelu(x: arb) -> arb:
+    return x * (-x / arb(2).sqrt()).erfc() / 2
+
+
+def _gelu_slope(x: arb) -> arb:
+    return (-x / arb(2).sqrt()).erfc() / 2 + x * (-x * x / 2).exp() / (2 * arb.pi()).sqrt()
+
+
+# The ONNX function stores sqrt(2 / pi) and 0.044715 as written there: real numbers.
+_CUBE = arb("0.044715")
+
+
+def _inner(x: arb) -> arb:
+    return (8 / arb.pi()).sqrt() * (x + _CUBE * x**3)
+
+
+def _gelu_tanh(x: arb) -> arb:
+    return x * _sigmoid(_inner(x))
+
+
+def _gelu_tanh_slope(x: arb) -> arb:
+    y, inner = _inner(x), (8 / arb.pi()).sqrt() * (1 + 3 * _CUBE * x * x)
+    return _sigmoid(y) + x * inner * _sigmoid_slope(y)
+
+
+def _silu(x: arb) -> arb:
+    return x * _sigmoid(x)
+
+
+def _silu_slope(x: arb) -> arb:
+    return _sigmoid(x) + x * _sigmoid_slope(x)
+
+
+def _mish_gate(x: arb) -> arb:
+    w = x.exp()
+    return w * (w + 2) / (w * w + 2 * w + 2)
+
+
+def _mish(x: arb) -> arb:
+    return x * _mish_gate(x)
+
+
+def _mish_slope(x: arb) -> arb:
+    w = x.exp()
+    return _mish_gate(x) + x * 4 * w * (1 + w) / (w * w + 2 * w + 2) ** 2
+
+
+_WIDTH = arb("1e-38")  # of the numbers around an inflection
+
+
+def _smooth(kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4) -> Smooth:
+    """Regions between inflections, which are given as decimals (None for exactly zero)."""
+    ends = [arb.neg_inf()]
+    kinds: list[int | None] = [bends[0]]
+    for knot, bend in zip(knots, bends[1:], strict=True):
+        if knot is None:
+            ends.append(arb(0))
+            kinds.append(bend)
+        else:
+            near = arb(arb(knot).mid())
+            ends += [arb((near - _WIDTH).lower()), arb((near + _WIDTH).upper())]
+            kinds += [None, bend]
+    ends.append(arb.pos_inf())
+    regions = [
+        Region(start, end, bend, f, slope)
+        for start, end, bend in zip(ends[:-1], ends[1:], kinds, strict=True)
+    ]
+    return Smooth(kind, regions, reach)
+
+
+def _softsign() -> Smooth:
+    regions = [
+        Region(arb.neg_inf(), arb(0), 1, lambda x: x / (1 - x), lambda x: 1 / (1 - x) ** 2),
+        Region(arb(0), arb.pos_inf(), -1, lambda x: x / (1 + x), lambda x: 1 / (1 + x) ** 2),
+    ]
+    return Smooth("softsign", regions)
+
+
+def _hard_swish() -> Smooth:
+    regions = [
+        Region(arb.neg_inf(), arb(-3), 0, lambda x: 0 * x, lambda x: 0 * x),
+        Region(arb(-3), arb(3), 1, lambda x: x * (x + 3) / 6, lambda x: (2 * x + 3) / 6),
+        Region(arb(3), arb.pos_inf(), 0, lambda x: x, lambda x: 1 + 0 * x),
+    ]
+    return Smooth("hard_swish", regions)
+
+
+def _exponential(kind: str, size: arb, unit: arb, right: arb) -> Smooth:
+    """size * (exp(x / unit) - 1) below zero, right * x above."""
+    bend = 1 if size > 0 else -1 if size < 0 else 0
+    regions = [
+        Region(
+            arb.neg_inf(),
+            arb(0),
+            bend,
+            lambda x: size * (x / unit).expm1(),
+            lambda x: size / unit * (x / unit).exp(),
+        ),
+        Region(arb(0), arb.pos_inf(), 0, lambda x: right * x, lambda x: right + 0 * x),
+    ]
+    return Smooth(kind, regions, 1e6)
+
+
+# Inflections to 50 digits; tests/rigor proves that the curvature has the stated sign elsewhere.
+INFLECTIONS: dict[str, Any] = {
+    "gelu": "1.4142135623730950488016887242096980785696718753769",
+    "gelu_tanh": "1.4185040087908283555480335455996426979241583187885",
+    "silu": "2.3993572805154676678327396972822838885229175768372",
+    "mish": (
+        "-2.2563763963607931200057485439501639062640349352344",
+        "1.4905711794854284592944189081979098211278335012647",
+    ),
+}
+
+
+def maximum() -> Maximum:
+    """The maximum over the last axis."""
+    return Maximum()
+
+
+def activation_of(kind: str, **settings: Any) -> Activation:
+    """An activation with its settings."""
+    return _MAKERS[kind](**settings)
+
+
+def _kinked(kind: str, left, right) -> Piecewise:
+    return Piecewise(kind, [(0.0, 0.0)], [left, right], [0.0, 0.0])
+
+
+def _clip(low: float, high: float) -> Piecewise:
+    knots = [(x, x) for x in (low, high) if math.isfinite(x)]
+    slopes, offsets = [1.0], [0.0]
+    if math.isfinite(low):
+        slopes, offsets = [0.0, *slopes], [low, *offsets]
+    if math.isfinite(high):
+        slopes, offsets = [*slopes, 0.0], [*offsets, high]
+    return Piecewise("clip", knots, slopes, offsets)
+
+
+def _hard_sigmoid(alpha: float, beta: float) -> Piecewise:
+    if not alpha > 1e-9 or not abs(beta) < 1e9:
+        raise Refused(f"needs a positive alpha, not {alpha}")
+    knots = []
+    for level in (0, 1):
+        knot = (level - Fraction(beta)) / Fraction(alpha)
+        near = float(knot)
+        knots.append((math.nextafter(near, -math.inf), math.nextafter(near, math.inf)))
+    return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], [0.0, beta, 1.0])
+
+
+def _celu(alpha: float) -> Smooth:
+    if not alpha > 0:
+        raise Refused(f"needs a positive alpha, not {alpha}")
+    return _exponential("celu", arb(alpha), arb(alpha), arb(1))
+
+
+def _leaky(alpha: float) -> Piecewise:
+    if not abs(alpha) < 1e6:
+        raise Refused(f"has the slope {alpha}")
+    return _kinked("leaky_relu", alpha, 1.0)
+
+
+def _two(kind: str, f: Ball, slope: Ball, knots: tuple[str, str], reach: float) -> Callable:
+    return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach)
+
+
+def _both(kind: str) -> tuple[str, str]:
+    return "-" + INFLECTIONS[kind], INFLECTIONS[kind]
+
+
+_MAKERS: dict[str, Callable[..., Activation]] = {
+    "relu": lambda: _kinked("relu", 0.0, 1.0),
+    "leaky_relu": _leaky,
+    "prelu": lambda slope: _kinked("prelu", slope, 1.0),
+    "abs": lambda: _kinked("abs", -1.0, 1.0),
+    "clip": _clip,
+    "hard_sigmoid": _hard_sigmoid,
+    "hard_swish": _hard_swish,
+    "elu": lambda alpha: _exponential("elu", arb(alpha), arb(1), arb(1)),
+    "selu": lambda alpha, gamma: _exponential("selu", arb(gamma) * alpha, arb(1), arb(gamma)),
+    "celu": _celu,
+    "softsign": _softsign,
+    "square": lambda: _smooth("square", lambda x: x * x, lambda x: 2 * x, (1,), (), 1e15),
+    "exp": lambda: _smooth("exp", lambda x: x.exp(), lambda x: x.exp(), (1,), (), 60),
+    "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,)),
+    "sigmoid": lambda: _smooth("sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,)),
+    "tanh": lambda: _smooth("tanh", lambda x: x.tanh(), _tanh_slope, (1, -1), (None,)),
+    "gelu": _two("gelu", _gelu, _gelu_slope, _both("gelu"), 1e4),
+    "gelu_tanh": _two("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, _both("gelu_tanh"), 1e3),
+    "silu": _two("silu", _silu, _silu_slope, _both("silu"), 1e4),
+    "mish": _two("mish", _mish, _mish_slope, INFLECTIONS["mish"], 700),
+}
