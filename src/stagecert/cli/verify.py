@@ -16,13 +16,15 @@ import typer
 
 from stagecert.errors import ProblemError
 
-DECIDED, UNDECIDED, BAD_INPUT, FAILED = 0, 10, 2, 3
+DECIDED, UNDECIDED, BAD_INPUT, FAILED, NO_CERTIFICATE = 0, 10, 2, 3, 4
 
 
 def verify(
     model: Annotated[Path, typer.Argument(help="An ONNX file, .onnx or .onnx.gz.")],
     property: Annotated[Path, typer.Argument(help="A VNN-LIB file, .vnnlib or .vnnlib.gz.")],
-    timeout: Annotated[float | None, typer.Option(help="Seconds; none by default.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds, the program's start included; none by default.")
+    ] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="Write a proof of `unsat` to this file.")
     ] = None,
@@ -38,10 +40,11 @@ def verify(
     The first word on standard output is the answer: unsat (there is no counterexample), sat (there
     is one, which ONNX Runtime confirmed; it follows), unknown or timeout.
 
-    The exit status is 0 if the property was decided, 10 for unknown and timeout, 2 for bad input
-    and 3 for an error of the program. Ctrl-C and SIGTERM end the work with what is known by then.
+    The exit status is 0 if the property was decided, 10 for unknown and timeout, 2 for bad input,
+    3 for an error of the program, and 4 if the answer is unsat but no certificate could be written.
+    Ctrl-C and SIGTERM end the work with what is known by then.
     """
-    begin = time.monotonic()
+    begin = time.monotonic() - _age()
     outcome = _Outcome(result, as_json, quiet)
     if timeout is not None and not timeout > 0:
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
@@ -62,7 +65,11 @@ def verify(
         outcome.work = work
         verdict = work.run()
         if certificate is not None and verdict.answer == "unsat":
-            _write_certificate(certificate, model, property, verdict)
+            # The property is decided: time no longer matters, but signals do.
+            watcher.deadline = None
+            outcome.without_certificate = not _write_certificate(
+                certificate, model, property, verdict
+            )
     except (ProblemError, OSError) as error:
         outcome.fail(str(error), BAD_INPUT)
     except KeyboardInterrupt:
@@ -79,6 +86,7 @@ class _Outcome:
     def __init__(self, result: Path | None, as_json: bool, quiet: bool):
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
+        self.without_certificate = False
         self._once = threading.Lock()
         self._drawn = False
 
@@ -112,7 +120,9 @@ class _Outcome:
                 f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s",
                 file=sys.stderr,
             )
-        self._end(DECIDED if verdict.decided else UNDECIDED, text)
+        if verdict.decided:
+            self._end(NO_CERTIFICATE if self.without_certificate else DECIDED, text)
+        self._end(UNDECIDED, text)
 
     def timed_out(self) -> None:
         """The answer where time is up, from whichever thread."""
@@ -225,9 +235,23 @@ def _set_up_jax() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def _write_certificate(path: Path, model: Path, property: Path, verdict) -> None:
+def _write_certificate(path: Path, model: Path, property: Path, verdict) -> bool:
+    """Whether a certificate was written; if not, the reason is on standard error."""
+    from stagecert.verify import certificates
+
     try:
-        from stagecert.verify import certificates  # type: ignore
-    except ImportError:
-        raise ProblemError("Certificates cannot be written by this version.") from None
-    certificates.write(path, model, property, verdict)
+        certificates.write(path, certificates.proof_of(model, property, verdict.proof))
+    except (ProblemError, OSError) as error:
+        print(error, file=sys.stderr)
+        return False
+    return True
+
+
+def _age() -> float:
+    """For how many seconds the process has been running; zero where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+    return age if 0 <= age < 60 else 0.0

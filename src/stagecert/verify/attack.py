@@ -40,7 +40,7 @@ class Targets(eqx.Module):
 
 def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
     """The targets of lanes (group, case of the group)."""
-    widest = max(int(group.members.sum(axis=1).max()) for group in groups)
+    widest = max(1, *(int(group.members.sum(axis=1).max()) for group in groups))
     size = groups[0].matrix.shape[1]
     entries = len(groups[0].inputs.lower64)
     made = Targets(
@@ -72,7 +72,7 @@ def lanes_at_once(network: Network) -> int:
 def start_points(lower, upper, restarts: int, draw: np.random.Generator, first: bool = True):
     """(restarts, entries): the centre and random corners if `first`, and random points."""
     lower, upper = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
-    points = draw.uniform(lower, upper, (restarts, len(lower)))
+    points = lower + draw.random((restarts, len(lower))) * (upper - lower)
     if first:
         corners = restarts // 4
         points[0] = 0.5 * lower + 0.5 * upper

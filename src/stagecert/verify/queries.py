@@ -8,6 +8,7 @@ raised by more than the difference can matter. Limits are rounded up. So `bound 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -55,13 +56,13 @@ class Group:
     goals: np.ndarray
     strict: np.ndarray
 
-    def passes(self, bounds: np.ndarray, rows=slice(None)) -> np.ndarray:
+    def passes(self, bounds: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
         """Which certified bounds (..., rows) show that no point satisfies the row."""
         limits, strict = self.limits[rows], self.strict[rows]
         return np.isfinite(bounds) & ((bounds > limits) | (strict & (bounds >= limits)))
 
     def margin(self, values: np.ndarray) -> np.ndarray:
-        """Values of scaled rows (..., rows) as outputs·y + inputs·x - bound of the rows as given."""
+        """Values of scaled rows (..., rows) in the units of the property, minus the bounds."""
         scale = np.array([_nearest(row.scale) for row in self.scaled])
         with np.errstate(invalid="ignore", over="ignore"):
             return (values - self.goals) / scale
@@ -142,15 +143,15 @@ def shaped(network: Network, flat) -> tuple:
     return tuple(parts)
 
 
-def for_users(network: Network, flat):
+def for_users(network: Network, flat) -> Any:
     """Flat input vectors as `networks.bound` takes them: without hidden batch axes."""
-    parts = tuple(
+    parts = list(
         x.reshape(*flat.shape[:-1], *(shape[1:] if hidden else shape))
         for x, shape, hidden in zip(
             shaped(network, flat), network.input_shapes, network.hidden_axis, strict=True
         )
     )
-    return parts if len(parts) > 1 else parts[0]
+    return tuple(parts) if len(parts) > 1 else parts[0]
 
 
 def _check_fit(network: Network, property: Property) -> None:

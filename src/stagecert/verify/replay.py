@@ -1,4 +1,4 @@
-"""Counterexamples are believed only after the original model, run by ONNX Runtime, confirms them."""
+"""Counterexamples count only once ONNX Runtime, on the original model, confirms them."""
 
 import gzip
 from dataclasses import dataclass

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -103,7 +104,7 @@ class Splitter:
             self.double = as_arrays(network, jnp.float64)
         self.batch, self.lanes = _sizes(self.parts, memory)
         cases = max(len(group.numbers) for group in groups)
-        rows = max(len(group.rows) for group in groups)
+        rows = max(max(len(group.rows) for group in groups), 1)
         self.matrix = np.zeros((len(groups), rows, network.output_size))
         self.limits = np.full((len(groups), rows), np.inf)
         self.goals = np.full((len(groups), rows), np.inf)
@@ -135,7 +136,7 @@ class Splitter:
     def worthwhile(groups: tuple[Group, ...]) -> bool:
         """Whether there are few enough free entries in the inputs."""
         free = [np.sum(group.inputs.upper64 > group.inputs.lower64) for group in groups]
-        return 0 < max(free) <= LARGEST_DIMENSION
+        return 0 < int(max(free)) <= LARGEST_DIMENSION
 
     def _node(self, group: int) -> int:
         return self.tree.add(group) if self.tree is not None else -1
@@ -215,6 +216,16 @@ class Splitter:
 
     def _bounds(self, lower, upper, g, open_, count: int) -> "Found":
         with jax.enable_x64(True):
+            asked = Asked(
+                self.matrix[g],
+                self.limits[g],
+                self.goals[g],
+                self.members[g],
+                open_,
+                lower,
+                upper,
+                self.free,
+            )
             regions = regions_of(
                 self.network, for_users(self.network, lower), for_users(self.network, upper), None
             )
@@ -225,12 +236,7 @@ class Splitter:
                 regions.sets,
                 regions.boxes,
                 arguments,
-                *map(jnp.asarray, (self.matrix[g], self.limits[g], self.goals[g])),
-                jnp.asarray(self.members[g]),
-                jnp.asarray(open_),
-                jnp.asarray(lower),
-                jnp.asarray(upper),
-                jnp.asarray(self.free),
+                asked,
             )
 
 
@@ -255,13 +261,26 @@ class Step:
     stuck: bool = False
 
 
+class Asked(eqx.Module):
+    """What is asked for every box of a batch: its ends, rows and limits; the free entries."""
+
+    rows: Any
+    limits: Any
+    goals: Any
+    members: Any
+    open: Any
+    lower: Any
+    upper: Any
+    free: Any
+
+
 class Found(eqx.Module):
     """Results for every box of a batch."""
 
-    bound: jax.Array
-    points: jax.Array
-    violation: jax.Array
-    scores: jax.Array
+    bound: Any
+    points: Any
+    violation: Any
+    scores: Any
 
 
 def _sizes(parts: Split, memory: float) -> tuple[int, int]:
@@ -333,15 +352,14 @@ def _both_ends(before, segment, relaxed, sets, of_box, entry):
 
         return least(unit), -least(-unit)
 
-    of_lanes = pick((lines, relaxed.spans, relaxed.last_span, sets))
-    return jax.vmap(one)(*of_lanes, unit)
+    return jax.vmap(one)(
+        pick(lines), pick(relaxed.spans), pick(relaxed.last_span), pick(sets), unit
+    )
 
 
 @eqx.filter_jit
-def _evaluate(
-    network, parts: Split, sets, boxes, arguments, rows, limits, goals, members, open_, lower,
-    upper, free,
-) -> Found:  # fmt: skip
+def _evaluate(network: Network, parts: Split, sets, boxes, arguments, asked: Asked) -> Found:
+    rows, members, lower, upper = asked.rows, asked.members, asked.lower, asked.upper
     relaxed = relax(parts.layers, parts.last, boxes, arguments)
 
     def bounds(sets):
@@ -349,9 +367,9 @@ def _evaluate(
         return found.bound, found.minimiser
 
     bound, pull, minimiser = jax.vjp(bounds, sets, has_aux=True)
-    over = jnp.where(members, (bound - limits)[:, None, :], -jnp.inf)
+    over = jnp.where(members, (bound - asked.limits)[:, None, :], -jnp.inf)
     best = jnp.argmax(over, axis=2)
-    undecided = open_ & ~(jnp.max(over, axis=2) > 0)
+    undecided = asked.open & ~(jnp.max(over, axis=2) > 0)
     # What the ends of the box contribute to the bounds that are nearest to deciding: the
     # derivative in an end is the linear bound's coefficient there.
     weight = jnp.sum(jax.nn.one_hot(best, rows.shape[1]) * undecided[..., None], axis=1)
@@ -360,8 +378,8 @@ def _evaluate(
     # Leaves alternate between lower and upper ends, one pair for each input.
     coefficients = jnp.concatenate(
         [a + b for a, b in zip(flat[::2], flat[1::2], strict=True)], axis=1
-    )[:, free]
-    width = (upper - lower)[:, free]
+    )[:, asked.free]
+    width = (upper - lower)[:, asked.free]
     coefficients = jnp.where(jnp.isfinite(coefficients), coefficients, 0)
     # Entries without influence on the linear bound may still matter: they are cut in the end.
     least = 1e-3 * jnp.max(coefficients, axis=1, keepdims=True) + 1e-12
@@ -372,6 +390,6 @@ def _evaluate(
     values = jax.vmap(jax.vmap(lambda x: network.flat_outputs(*shaped(network, x))))(
         jnp.concatenate([points, centre], axis=1)
     )
-    excess = jnp.einsum("bro,bpo->bpr", rows, values) - goals[:, None]
+    excess = jnp.einsum("bro,bpo->bpr", rows, values) - asked.goals[:, None]
     violation = jnp.max(jnp.where(members[:, None], excess[:, :, None], -jnp.inf), axis=3)
     return Found(bound, points, violation, scores)

@@ -502,7 +502,6 @@ class Verification:
         assert step.open is not None
         worth = np.where(step.open[:, None], step.violation, np.inf)
         worth = np.where(np.isnan(worth), np.inf, worth)
-        boxes, points, cases = worth.shape
         best = np.argsort(worth, axis=None)
         width = attack.lanes_at_once(self.network)
         best = best[: width if descend else 8]

@@ -1,0 +1,1 @@
+"""How many instances of VNN-COMP's benchmark sets `stagecert verify` decides."""

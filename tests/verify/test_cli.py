@@ -1,0 +1,121 @@
+"""The command `stagecert verify`: output, files, exit statuses, limits and signals."""
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from exact import dense, random_layers, vnnlib
+
+PROGRAM = [sys.executable, "-c", "from stagecert.cli import main; main()", "verify"]
+LOW, HIGH = (-1, -1), (1, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("verify")
+    (path / "model.onnx").write_bytes(dense(random_layers(0)).SerializeToString())
+    (path / "holds.vnnlib").write_text(vnnlib(LOW, HIGH, "(>= Y_0 1000)", 3))
+    (path / "fails.vnnlib").write_text(vnnlib(LOW, HIGH, "(<= Y_0 1000)", 3))
+    # Wide enough that no method decides a property this close to the optimum within the tests.
+    wide = [(np.random.default_rng(0).normal(size=(m, n)), np.zeros(m)) for n, m in
+            ((20, 60), (60, 60), (60, 60), (60, 1))]  # fmt: skip
+    (path / "hard.onnx").write_bytes(dense(wide).SerializeToString())
+    (path / "hard.vnnlib").write_text(vnnlib([-1] * 20, [1] * 20, "(<= Y_0 -8000)", 1))
+    return path
+
+
+def environment(folder):
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
+
+
+def run(folder, *arguments, **options):
+    arguments = [str(folder / a) if str(a).endswith((".onnx", ".vnnlib", ".gz")) else str(a)
+                 for a in arguments]  # fmt: skip
+    return subprocess.run(
+        [*PROGRAM, *arguments], capture_output=True, text=True, env=environment(folder),
+        timeout=120, check=False, **options,
+    )  # fmt: skip
+
+
+def test_unsat_with_result_file_and_certificate(folder):
+    result, proof = folder / "unsat.txt", folder / "proof.cert"
+    done = run(folder, "model.onnx", "holds.vnnlib", "--result", result, "--certificate", proof)
+    assert (done.returncode, done.stdout) == (0, "unsat\n"), done.stderr
+    assert result.read_text() == "unsat\n"
+    assert proof.stat().st_size > 0
+    assert not list(folder.glob("*.part"))
+
+
+def test_sat_is_followed_by_the_counterexample(folder):
+    result = folder / "sat.txt"
+    done = run(folder, "model.onnx", "fails.vnnlib", "--result", result, "--timeout", 60)
+    assert done.returncode == 0
+    number = r"[-+.e\d]+"
+    pattern = rf"sat\n\(\(X_0 {number}\)\n\(X_1 {number}\)\n(\(Y_\d {number}\)\n?){{3}}\)\n"
+    assert re.fullmatch(pattern, done.stdout)
+    assert result.read_text() == done.stdout
+
+
+def test_json_and_quiet(folder):
+    packed = folder / "model.onnx.gz"
+    packed.write_bytes(gzip.compress((folder / "model.onnx").read_bytes()))
+    done = run(folder, "model.onnx.gz", "fails.vnnlib", "--json")
+    said = json.loads(done.stdout)
+    assert said["answer"] == "sat"
+    assert len(said["counterexample"]["inputs"]) == 2
+    assert said["counterexample"]["tolerance"] == 0
+    assert said["cases"][0]["nearest"] < 0
+    quiet = run(folder, "model.onnx", "holds.vnnlib", "--quiet")
+    assert (quiet.stdout, quiet.stderr, quiet.returncode) == ("unsat\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "property", "message"),
+    [
+        ("absent.onnx", "holds.vnnlib", "absent.onnx"),
+        ("model.onnx", "absent.vnnlib", "absent.vnnlib"),
+        ("model.onnx", "broken.vnnlib", "broken.vnnlib"),
+        ("broken.onnx", "holds.vnnlib", "ONNX"),
+    ],
+)
+def test_bad_input(folder, model, property, message):
+    (folder / "broken.vnnlib").write_text("(declare-const X_0 Real")
+    (folder / "broken.onnx").write_bytes(b"not a model")
+    done = run(folder, model, property, "--result", folder / "error.txt")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (folder / "error.txt").read_text() == "error\n"
+
+
+def test_the_time_limit_holds_also_while_compiling(folder):
+    """Two seconds are over before anything is compiled."""
+    begin = time.monotonic()
+    done = run(folder, "hard.onnx", "hard.vnnlib", "--timeout", 2, "--result", folder / "t.txt")
+    assert time.monotonic() - begin < 15
+    assert (done.returncode, done.stdout) == (10, "timeout\n")
+    assert (folder / "t.txt").read_text() == "timeout\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_a_result(folder, number):
+    result = folder / f"{number}.txt"
+    process = subprocess.Popen(
+        [*PROGRAM, str(folder / "hard.onnx"), str(folder / "hard.vnnlib"), "--json",
+         "--result", str(result)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder),
+    )  # fmt: skip
+    time.sleep(6)
+    assert process.poll() is None
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 10
+    assert json.loads(out)["answer"] == "unknown"
+    assert result.read_text() == "unknown\n"
