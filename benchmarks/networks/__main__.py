@@ -23,6 +23,7 @@ NETWORKS = [
     for activation in ("relu", "softplus")
     for training in ("adv", "ibp")
 ]
+OURS = "benchmarks.networks.ours"
 PEERS = {
     "auto_lirpa": ["--steps", "2,5,20"],
     "jax_verify": ["--steps", "5,20,50"],
@@ -34,9 +35,9 @@ def _data() -> Path:
     return Path(given) if given else ROOT.parent / "shared" / "data"
 
 
-def _run(python: str, module: str, network: str, images: int, out: Path, more: list[str]) -> None:
+def _run(python, module: str, network: str, images: int, out: Path, more: list[str], cpu: int):
     command = [
-        "taskset", "-c", "0", python, "-m", module,
+        "taskset", "-c", str(cpu), python, "-m", module,
         "--network", str(_data() / "networks" / "paper" / f"{network}.onnx"),
         "--images", str(images), "--data", str(_data() / "cifar10" / "test.npz"),
         "--out", str(out), *more,
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", default=["stagecert", *PEERS])
     parser.add_argument("--peers-python", help="the Python that has the peers installed")
     parser.add_argument("--peer-images", type=int, help="fewer images for the peers")
+    parser.add_argument("--cpu", type=int, default=0, help="the CPU to run on")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
     parser.add_argument("--tables", action="store_true", help="run nothing, write the tables")
     options = parser.parse_args()
@@ -163,11 +165,11 @@ def main() -> None:
                 continue
             print(f"{tool} on {network}", flush=True)
             if tool == "stagecert":
-                _run(sys.executable, "benchmarks.networks.ours", network, options.images, out, [])
+                _run(sys.executable, OURS, network, options.images, out, [], options.cpu)
             elif options.peers_python:
                 images = options.peer_images or options.images
                 module = f"benchmarks.networks.peers.{tool}"
-                _run(options.peers_python, module, network, images, out, PEERS[tool])
+                _run(options.peers_python, module, network, images, out, PEERS[tool], options.cpu)
     text = tables()
     (RESULTS / "tables.md").write_text(text)
     print(text)
