@@ -10,7 +10,8 @@ Rounding is charged a priori. A computed cotangent is off from the exact one by 
 (number of terms) * eps * |W|^T |cotangent of the output|; multiplied by the largest magnitude of
 the block and added up, that is (number of terms) * eps * |cotangent of the output| . |W| magnitude,
 and |W| magnitude does not depend on the cotangents: it is computed once for each box (`Spans`). So
-a rigorous bound costs one inner product a layer more than a plain one.
+a rigorous bound costs one inner product a layer more than a plain one. Numbers below the smallest
+normal one count as zero on many machines: every operation may also be off by that much (`tiny`).
 """
 
 import math
@@ -40,9 +41,15 @@ class Lines(eqx.Module):
 
 
 class Span(eqx.Module):
-    """How large a segment's output can get: the sum of the absolute values of all its terms."""
+    """How large a segment's output can get: the sum of the absolute values of all its terms.
+
+    magnitude: for each entry; never so small that eps * magnitude does not cover underflow.
+    total: the magnitudes of all values on the way, the sources too, added up: where an underflow on
+        the way back ends up.
+    """
 
     magnitude: Any
+    total: Any
 
 
 class DualBound(eqx.Module):
@@ -69,6 +76,8 @@ def lines_at(wedge: AbstractWedge, x, slopes, span: Span) -> Lines:
     `slopes` are the weights of the wedge's nonsmooth pieces; see AbstractWedge.slopes.
     """
     of_lower, of_upper = slopes
+    info = jnp.finfo(x.dtype)
+    dust = info.tiny / info.eps  # eps * dust is an underflow
     # A wedge made of lines has the same ones everywhere: at zero nothing is rounded.
     x = jnp.zeros_like(x) if wedge.straight else x
 
@@ -77,9 +86,10 @@ def lines_at(wedge: AbstractWedge, x, slopes, span: Span) -> Lines:
         (slope,) = pull(jnp.ones_like(value))
         wide = slope.ndim > 0 and slope.shape != value.shape
         total = (lambda t: jnp.sum(t, axis=-1)) if wide else (lambda t: t)
-        size = jnp.abs(value) + total(jnp.abs(slope) * (jnp.abs(x) + span.magnitude))
+        reach = (jnp.abs(slope) + dust) * (jnp.abs(x) + span.magnitude)
+        size = jnp.abs(value) + dust + total(reach)
         terms = 32 + (x.shape[-1] if wide else 0)
-        allowance = terms * jnp.finfo(x.dtype).eps * size
+        allowance = terms * info.eps * size
         return slope, value - total(slope * x) + outward * allowance
 
     low_slope, low_offset = line(wedge.lower, of_lower, -1)
@@ -100,19 +110,32 @@ def segment_span(segment: Segment, input_magnitudes: tuple, block_magnitudes: tu
     for node in segment.nodes:
         arguments = [values[k] for k in node.arguments]
         if isinstance(node.operation, Linear):
-            values.append(node.operation.radius(node.weights, *arguments))
+            value = node.operation.radius(node.weights, *arguments)
+            terms = node.operation.terms(node.weights, *(x.shape for x in arguments))
         else:
-            values.append(arguments[0] + jnp.abs(node.weights))
-    return Span(values[segment.output] * (1 + 1e-6))
+            value, terms = arguments[0] + jnp.abs(node.weights), 1
+        info = jnp.finfo(value.dtype)
+        values.append(value + 8 * (terms + 1) * info.tiny / info.eps)
+    total = sum(jnp.sum(value) for value in values)
+    return Span(values[segment.output] * (1 + 1e-6), total * (1 + 1e-6))
 
 
 def _terms(segment: Segment, shapes: list, size: int, consumers: int) -> int:
-    """How many roundings stand between a segment's cotangent and those of what it reads."""
+    """How many roundings stand between a segment's cotangent and those of what it reads.
+
+    Those of its constant part, which is computed forwards, are counted too.
+    """
     total = size + consumers + 16
     shapes = [*shapes, *(node.shape for node in segment.nodes)]
     for node in segment.nodes:
+        read = [shapes[k] for k in node.arguments]
         if isinstance(node.operation, Linear):
-            total += node.operation.back_terms(node.weights, [shapes[k] for k in node.arguments])
+            # What a node reads several times gets several cotangents from it.
+            uses = max(map(node.arguments.count, node.arguments))
+            total += uses * node.operation.back_terms(node.weights, read)
+            total += node.operation.terms(node.weights, *read)
+        else:  # a shift, which may repeat its argument
+            total += math.prod(node.shape) // max(math.prod(read[0]), 1) + 1
     return total
 
 
@@ -133,7 +156,7 @@ def dual_bound(
         row: its coefficients, of the shape of `last`'s output.
     """
     dtype = row.dtype
-    eps = jnp.finfo(dtype).eps
+    eps, tiny = jnp.finfo(dtype).eps, jnp.finfo(dtype).tiny
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), jax.eval_shape(inputs.centre))
     nothing = tuple(jnp.zeros(layer.shape, dtype) for layer in layers)
     of_inputs, of_blocks = zeros, list(nothing)
@@ -152,7 +175,7 @@ def dual_bound(
         total = total + jnp.sum(cotangent * constant)
         read = [x.shape for x in segment.pick(zeros, nothing)]
         terms = _terms(segment, read, math.prod(cotangent.shape), consumers)
-        slip = slip + terms * eps * reach
+        slip = slip + terms * (eps * reach + 4 * tiny * (1 + span.total))
         size = size + reach
 
     pull(last, last_span, row)
@@ -163,7 +186,7 @@ def dual_bound(
         constants = up * line.low_offset - down * line.high_offset
         total = total + jnp.sum(constants)
         absolute = jnp.sum(up * jnp.abs(line.low_offset) + down * jnp.abs(line.high_offset))
-        slip = slip + (g.size + 8) * eps * absolute
+        slip = slip + (g.size + 8) * (eps * absolute + 4 * tiny)
         size = size + absolute
         shares.append(jnp.where(g > 0, 0, 1).astype(dtype))
         if line.low_slope.ndim > g.ndim:
@@ -183,7 +206,7 @@ def dual_bound(
     )
     magnitude = jax.tree.reduce(jnp.add, magnitude) + jnp.abs(term)
     entries = sum(math.prod(x.shape) for x in jax.tree.leaves(zeros))
-    slip = slip + (entries + 8) * eps * magnitude
+    slip = slip + (entries + 8) * (eps * magnitude + 4 * tiny)
     slip = slip + 4 * (consumers + 4) * eps * (size + magnitude)
     bound = total + term - slip * (1 + 1e-6)
     bound = jnp.where(jnp.isnan(bound), -jnp.inf, bound)

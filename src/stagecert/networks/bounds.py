@@ -291,14 +291,17 @@ def _interval_outputs(parts: Split, boxes, arguments):
 def _by_intervals(network, parts, regions, rows, goal, arguments) -> Bounds:
     low, high = (np.asarray(x) for x in _interval_outputs(parts, regions.boxes, arguments))
     ends = np.where(rows > 0, low[:, None], high[:, None])
-    eps = np.finfo(float).eps
-    computed = np.sum(rows * ends, axis=-1)
-    slip = (rows.shape[-1] + 4) * eps * np.sum(np.abs(rows * ends), axis=-1)
+    info = np.finfo(float)
+    with np.errstate(invalid="ignore"):  # an end may be infinite
+        products = np.where(rows == 0, 0, rows * ends)
+        size = np.sum(np.abs(products), axis=-1)
+        slip = (rows.shape[-1] + 4) * (info.eps * size + 4 * info.tiny)
+        found = np.sum(products, axis=-1) - slip
+    found = np.where(np.isnan(found), -np.inf, found)
     centre = jax.tree.map(
         lambda x: np.repeat(np.asarray(x)[:, None], rows.shape[1], axis=1),
         jax.vmap(lambda s: s.centre())(regions.sets),
     )
-    found = computed - slip
     return _with_network_values(network, rows, goal, found, centre, arguments, 1)
 
 

@@ -19,6 +19,11 @@ def widened(radius, magnitude, terms: int):
     return (radius + (3 * (terms + 2) * eps) * magnitude) * (1 + 8 * eps) + 8 * (terms + 1) * tiny
 
 
+def unbounded_if_nan(low, high):
+    """Ends that overflow has made NaN, as infinities."""
+    return jnp.where(jnp.isnan(low), -jnp.inf, low), jnp.where(jnp.isnan(high), jnp.inf, high)
+
+
 def segment_interval(segment: Segment, inputs: tuple, blocks: tuple):
     """(low, high) of a segment's output where inputs and blocks are (low, high) pairs."""
     intervals = [_centred(*pair) for pair in segment.pick(inputs, blocks)]
@@ -48,10 +53,9 @@ def _centred(low, high):
 
 
 def _ends(centre, radius):
-    infinity = jnp.inf
-    low = jnp.nextafter(centre - radius, -infinity)
-    high = jnp.nextafter(centre + radius, infinity)
-    return low, high
+    low = jnp.nextafter(centre - radius, -jnp.inf)
+    high = jnp.nextafter(centre + radius, jnp.inf)
+    return unbounded_if_nan(low, high)
 
 
 def interval_bounds(parts: Split, inputs: tuple):
