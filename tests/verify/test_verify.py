@@ -1,8 +1,10 @@
 """`verify` against the exact truth, and what counts as a counterexample."""
 
 import warnings
+from dataclasses import replace
 from fractions import Fraction
 
+import equinox as eqx
 import numpy as np
 import onnxruntime
 import pytest
@@ -194,12 +196,37 @@ def test_no_answer_is_given_when_replay_disagrees(monkeypatch):
     assert verify(model, text, 3).answer in ("unknown", "timeout")
 
 
-def test_overflow_never_proves_anything():
-    """Weights so large that outputs overflow: no bound is finite, so nothing is decided."""
-    huge = [(np.full((4, 2), 1e38), np.zeros(4))] + [(np.full((4, 4), 1e38), np.zeros(4))] * 9
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found = verify(dense(huge), vnnlib(LOW, HIGH, "(<= Y_0 -1)", 4), 5)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bounds_that_are_not_finite_prove_nothing(bad, monkeypatch):
+    from stagecert import networks
+    from stagecert.verify import splitting
+
+    real_bound, real_evaluate = networks.bound, splitting._evaluate
+
+    def broken_bound(*arguments, **options):
+        found = real_bound(*arguments, **options | {"method": "ibp", "intermediate": "ibp"})
+        return replace(found, bound=np.full_like(found.bound, bad))
+
+    def broken_evaluate(*arguments):
+        found = real_evaluate(*arguments)
+        return eqx.tree_at(lambda f: f.bound, found, np.full(found.bound.shape, bad))
+
+    monkeypatch.setattr(networks, "bound", broken_bound)
+    monkeypatch.setattr(splitting, "_evaluate", broken_evaluate)
+    model, text = dense(random_layers(0)), vnnlib(LOW, HIGH, "(<= Y_0 -1000)", 3)
+    assert verify(model, text, 2).answer in ("unknown", "timeout")
+    monkeypatch.setattr(splitting, "LARGEST_DIMENSION", 0)
+    assert verify(model, text, 2).answer in ("unknown", "timeout")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_not_finite_prove_nothing(bad):
+    layers = random_layers(0)
+    layers[1][0][0, 0] = bad
+    try:
+        found = verify(dense(layers), vnnlib(LOW, HIGH, "(<= Y_0 -1000)", 3), 2)
+    except ProblemError:
+        return
     assert found.answer in ("unknown", "timeout")
 
 

@@ -285,7 +285,7 @@ class Verification:
                 lambda: self._attack(4),
                 lambda: self._bound("nonconvex"),
                 lambda: self._bound("optimised"),
-                lambda: self._attack(100 if self.deadline else 10),
+                lambda: self._attack(30),
             ]
         for step in steps:
             step()
@@ -330,7 +330,8 @@ class Verification:
                 some += [some[0]] * (width - len(some))
                 goal = attack.targets(self.groups, some)
                 points = self._starts(goal, some, turn == 0)
-                found = attack.descend(self.network, points, goal)
+                # Long steps find far points, short ones narrow regions.
+                found = attack.descend(self.network, points, goal, (0.25, 0.08, 0.025)[turn % 3])
                 self._judge(found.points, found.violation, some)
                 if self._over():
                     return
