@@ -155,8 +155,8 @@ class Splitter:
         padded = boxes[np.concatenate([np.arange(count), np.zeros(self.batch - count, int)])]
         lower, upper = self.full(padded)
         g = padded.group
-        found = self._bounds(lower, upper, g, padded.open, count)
-        if stop():
+        found = self._bounds(lower, upper, g, padded.open, count, stop)
+        if found is None or stop():
             # The boxes stay on the stack: a step that came too late changes nothing.
             return Step(None, None, None, None, None)
         self.stack, self.share = self.stack[:-count], self.share[:-count]
@@ -214,7 +214,7 @@ class Splitter:
         self.share = np.concatenate([self.share, 0.5 * share[rest], 0.5 * share[rest]])
         return True
 
-    def _bounds(self, lower, upper, g, open_, count: int) -> "Found":
+    def _bounds(self, lower, upper, g, open_, count: int, stop) -> "Found | None":
         with jax.enable_x64(True):
             asked = Asked(
                 self.matrix[g],
@@ -229,7 +229,9 @@ class Splitter:
             regions = regions_of(
                 self.network, for_users(self.network, lower), for_users(self.network, upper), None
             )
-            arguments = _enclose(self.parts, regions.sets, regions.boxes, count, self.lanes)
+            arguments = _enclose(self.parts, regions.sets, regions.boxes, count, self.lanes, stop)
+            if arguments is None:
+                return None
             return _evaluate(
                 self.double,
                 self.parts,
@@ -291,14 +293,16 @@ def _sizes(parts: Split, memory: float) -> tuple[int, int]:
     return tuple(1 << max(n, 1).bit_length() - 1 for n in (boxes, max(lanes, 16)))  # type: ignore
 
 
-def _enclose(parts: Split, sets, boxes, count: int, lanes: int) -> tuple:
+def _enclose(parts: Split, sets, boxes, count: int, lanes: int, stop) -> tuple | None:
     """Intervals of all layers' arguments; one pass back for each entry that needs it.
 
     The entries that need one, of the first `count` boxes together, are worked off in portions of
-    one size.
+    one size. None if `stop` said so on the way: the first time, every layer is compiled.
     """
     arguments: tuple = ()
     for index, layer in enumerate(parts.layers):
+        if stop():
+            return None
         before = parts.layers[:index]
         low, high, bent, relaxed = _intervals(before, layer, boxes, arguments)
         of_box, entry = np.nonzero(np.asarray(bent)[:count]) if index else ((), ())
