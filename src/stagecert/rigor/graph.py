@@ -260,7 +260,7 @@ class Call:
     def move(self, function: Callable, *items: Any) -> Any:
         """What `function` makes of arrays by moving entries; zeros that it adds are -1."""
         if all(isinstance(x, np.ndarray) for x in items):
-            return function(*items)
+            return np.asarray(function(*items))  # not a NumPy scalar
         if not all(isinstance(x, Value) for x in items):
             raise Refused("mixes constants and variables")
         numbers, total = [], 0
@@ -298,7 +298,7 @@ class Call:
         """1 / stored numbers, rounded once."""
         if not np.all(array):
             raise Refused("divides by zero")
-        return self.exact(np.ones(())) / self.exact(array)
+        return np.asarray(self.exact(np.ones(())) / self.exact(array))
 
     def axes(self, axes, rank: int) -> tuple[int, ...]:
         """Axes counted from the front, in order."""
