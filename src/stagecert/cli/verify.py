@@ -45,7 +45,7 @@ def verify(
     Ctrl-C and SIGTERM end the work with what is known by then.
     """
     begin = time.monotonic() - _age()
-    outcome = _Outcome(result, as_json, quiet)
+    outcome = _Outcome(result, certificate, as_json, quiet)
     if timeout is not None and not timeout > 0:
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
     watcher = _Watcher(None if timeout is None else begin + timeout, outcome)
@@ -67,9 +67,8 @@ def verify(
         if certificate is not None and verdict.answer == "unsat":
             # The property is decided: time no longer matters, but signals do.
             watcher.deadline = None
-            outcome.without_certificate = not _write_certificate(
-                certificate, model, property, verdict
-            )
+            if _write_certificate(certificate, model, property, verdict):
+                outcome.missing = None
     except (ProblemError, OSError) as error:
         outcome.fail(str(error), BAD_INPUT)
     except KeyboardInterrupt:
@@ -83,10 +82,10 @@ def verify(
 class _Outcome:
     """Prints and writes one answer, whoever has it first, and ends the process."""
 
-    def __init__(self, result: Path | None, as_json: bool, quiet: bool):
+    def __init__(self, result: Path | None, certificate: Path | None, as_json: bool, quiet: bool):
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
-        self.without_certificate = False
+        self.missing = certificate  # what an `unsat` still owes
         self._once = threading.Lock()
         self._drawn = False
 
@@ -120,9 +119,12 @@ class _Outcome:
                 f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s",
                 file=sys.stderr,
             )
-        if verdict.decided:
-            self._end(NO_CERTIFICATE if self.without_certificate else DECIDED, text)
-        self._end(UNDECIDED, text)
+        if verdict.answer == "unsat" and self.missing is not None:
+            # Interrupted writing leaves its temporary file behind.
+            self.missing.with_name(f".{self.missing.name}.{os.getpid()}.tmp").unlink(True)
+            print(f"{self.missing} was not written.", file=sys.stderr)
+            self._end(NO_CERTIFICATE, text)
+        self._end(DECIDED if verdict.decided else UNDECIDED, text)
 
     def timed_out(self) -> None:
         """The answer where time is up, from whichever thread."""
