@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import json
 import zipfile
 
@@ -50,7 +51,7 @@ class Maker:
 def mlp(sizes=(4, 8, 6, 3), activation="Relu", seed=0, **attributes) -> onnx.ModelProto:
     """A multilayer perceptron."""
     make, x = Maker(seed), "x"
-    for k, (n, m) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for k, (n, m) in enumerate(itertools.pairwise(sizes)):
         bias = make.constant(0.2 * make.random.normal(size=m))
         x = make.node("Gemm", x, make.weights(n, m, size=n), bias)
         if k < len(sizes) - 2:

@@ -1,5 +1,6 @@
 """Whole certificates: real ones are accepted, changed ones are rejected or still true."""
 
+import contextlib
 import copy
 import io
 import json
@@ -319,10 +320,8 @@ def test_random_changes_are_rejected_or_harmless(proven, tmp_path):
             broken[place] = random.integers(0, 256)
         path = tmp_path / "broken"
         path.write_bytes(bytes(broken[: random.choice([len(data), random.integers(len(data))])]))
-        try:
+        with contextlib.suppress(ProblemError):
             accepted["bytes"] += check(*proven.paths[:2], path).accepted
-        except ProblemError:
-            pass
     before = check(*proven.paths).bounds
     for _ in range(150):  # numbers of the certificate
         name = str(random.choice(list(arrays)))

@@ -63,8 +63,11 @@ def check(model_path, property_path, certificate_path, exact: bool = False) -> R
             _Checker(graph.read(model, Arithmetic(exact)), wanted, certificate, exact, bounds).run()
     except Refused as error:
         return Report(False, (str(error),), tuple(bounds))
-    except (RecursionError, MemoryError, OverflowError) as error:
-        return Report(False, (f"too large to check: {error}",), tuple(bounds))
+    except ProblemError:
+        raise
+    except Exception as error:  # a damaged model can be wrong in any way: it is never accepted
+        reason = f"cannot be followed: {type(error).__name__}: {error}"
+        return Report(False, (reason,), tuple(bounds))
     return Report(True, (), tuple(bounds))
 
 
