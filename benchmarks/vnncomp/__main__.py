@@ -78,7 +78,8 @@ def table() -> str:
         "# VNN-COMP sets",
         "",
         "Written by `python -m benchmarks.vnncomp`. Samples are spread evenly over each set. Times",
-        "are medians over all instances of the sample, process start and compilation included.",
+        "are medians over all instances of the sample, process start and compilation included;",
+        "functions compiled in earlier runs were in the cache. Each file names the machine.",
         "",
         "| set | sample | unsat | sat | unknown | timeout | error | wrong | median time | limit | "
         "date |",
