@@ -26,7 +26,7 @@ def _timed(function):
     return result, time.process_time() - begin, time.perf_counter() - wall
 
 
-def run(path: Path, count: int, eps: float, data: Path) -> dict:
+def run(path: Path, count: int, eps: float, data: Path, tolerances) -> dict:
     """All methods on one network."""
     problems = load_problems(data, count, eps)
     network = networks.load(path)
@@ -40,7 +40,7 @@ def run(path: Path, count: int, eps: float, data: Path) -> dict:
     for name in ("ibp", "backward"):
         result, cpu, wall = _timed(lambda name=name: bound(method=name))
         methods.append({"method": name, "cpu": cpu, "wall": wall, "bounds": result.bound.tolist()})
-    for rtol in TOLERANCES:
+    for rtol in tolerances:
         result, cpu, wall = _timed(lambda rtol=rtol: bound(rtol=rtol, max_iterations=2000))
         within = result.gap <= 1e-6 + rtol * np.abs(result.bound)
         methods.append(
@@ -76,9 +76,10 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=36)
     parser.add_argument("--eps", type=lambda s: float(Fraction(s)), default=8 / 255)
     parser.add_argument("--data", type=Path, required=True, help="FILE.npz: images, labels")
+    parser.add_argument("--tolerances", type=float, nargs="+", default=TOLERANCES)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    record = run(options.network, options.images, options.eps, options.data)
+    record = run(options.network, options.images, options.eps, options.data, options.tolerances)
     options.out.write_text(json.dumps(record))
 
 

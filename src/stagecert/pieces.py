@@ -314,12 +314,13 @@ def exactly_sloped(slack_share):
 
 
 def on_simplex(x, weights):
-    """Any numbers as weights of a piece's arguments."""
+    """Any numbers as weights of a piece's arguments; those of a pair may be stacked, too."""
     if isinstance(weights, First):
-        return nearest_weights(weights)
+        return First(jnp.clip(jnp.nan_to_num(weights.weight, nan=0.5), 0, 1))
     w = jnp.maximum(weights, 0)
     total = jnp.sum(w, axis=-1, keepdims=True)
-    return jnp.where(total > 0, w / jnp.where(total > 0, total, 1), 1 / x.shape[-1])
+    w = jnp.where(total > 0, w / jnp.where(total > 0, total, 1), 1 / w.shape[-1])
+    return First(w[..., 0]) if _is_pair(x) else w
 
 
 def given_slopes(slack_share):
