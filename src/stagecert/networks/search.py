@@ -49,7 +49,7 @@ def magnitude(low, high):
 
 @eqx.filter_jit
 def relax(layers: tuple[Layer, ...], last: Segment, boxes: tuple, arguments: tuple) -> Relaxed:
-    """Wedges and spans from intervals of the layers' arguments, all with a leading axis of boxes."""
+    """Wedges and spans from intervals of the layers' arguments; all have an axis of boxes."""
 
     def one(boxes, arguments):
         sizes = tuple(magnitude(*pair) for pair in boxes)
