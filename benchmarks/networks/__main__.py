@@ -121,7 +121,7 @@ def tables() -> str:
         ours = _load("stagecert", name)
         for peer in PEERS:
             theirs = _load(peer, name)
-            if ours is None or theirs is None:
+            if theirs is None or (ours is None and theirs.get("settings")):
                 continue
             if not theirs.get("settings"):
                 lines.append(f"| {name} | {peer} | | | no relaxation of SoftPlus | | | | | |")
