@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from stagecert import codes
-from stagecert.certificate import Certificate
 from stagecert.errors import ProblemError
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import Point
@@ -168,7 +167,7 @@ class Certified:
     bound: np.ndarray
     inputs: Any
     blocks: tuple
-    certificate: Certificate
+    certificate: Any  # a Certificate, or None where the caller keeps its own
 
 
 class BatchSolution:

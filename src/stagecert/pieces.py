@@ -49,7 +49,7 @@ def value_of(x):
     return jnp.maximum(*x) if _is_pair(x) else _max_last(x)
 
 
-def weighted(x, weights):
+def weighted(x, weights: Any):
     """w . x."""
     if _is_pair(x):
         a, b = x
@@ -79,7 +79,7 @@ def uniform(x):
     return jnp.full_like(x, 1 / x.shape[-1])
 
 
-def nearest_weights(weights):
+def nearest_weights(weights) -> Any:
     """The nearest weights that are nonnegative and sum to one."""
     if isinstance(weights, First):
         return First(jnp.clip(weights.weight, 0, 1))
@@ -87,7 +87,7 @@ def nearest_weights(weights):
     return smooth_weights(weights - middle, 1, middle)
 
 
-def exact_weights(x):
+def exact_weights(x) -> Any:
     """A subgradient of the maximum; ties share the weight equally."""
     if _is_pair(x):
         a, b = x
@@ -217,7 +217,7 @@ def piecewise_linear(x, slopes, intercepts):
 # -- smoothing ----------------------------------------------------------------------------------
 
 
-def smooth_weights(x, width, centre):
+def smooth_weights(x, width, centre) -> Any:
     """Slopes of the smoothed maximum: argmax over the simplex of w . x - width/2 |w - centre|^2.
 
     Two entries have a closed form, the Huber slope clip(centre_0 + (x_0 - x_1) / (2 width), 0, 1).

@@ -190,15 +190,15 @@ class Progress:
             )
 
 
-def _rows(network: Network, boxes: int, objectives) -> np.ndarray:
+def _rows(network: Network, boxes: int, objectives: Any) -> np.ndarray:
     size = network.output_size
-    rows = np.eye(size) if objectives is None else np.asarray(objectives, np.float64)
+    rows: Any = np.eye(size) if objectives is None else np.asarray(objectives, np.float64)
     if rows.ndim == 2:
         rows = np.broadcast_to(rows, (boxes, *rows.shape))
     if rows.ndim != 3 or rows.shape[0] != boxes or rows.shape[2] != size:
         raise ProblemError(
             f"objectives must have shape ({boxes}, targets, {size}) or (targets, {size}): boxes, "
-            f"objectives, outputs; they have shape {np.shape(objectives)}."
+            f"objectives, outputs; they have shape {rows.shape}."
         )
     if rows.shape[1] == 0:
         raise ProblemError("objectives has no rows.")
@@ -309,6 +309,7 @@ def _with_network_values(network, rows, goal, found, inputs, arguments, passes) 
     """Bounds of methods that know no point of the relaxation: the network's own values serve."""
     inputs = _unhidden(network, jax.tree.map(np.asarray, inputs))
     value = attained(network, rows, inputs)
+    value = np.where(np.isnan(value), np.inf, value)  # the network itself overflows
     status = np.full(found.shape, Status.STALLED, dtype=object)
     if goal is not None:
         status[value <= goal] = Status.TARGET_MET
@@ -341,6 +342,7 @@ def attained(network: Network, objectives, inputs) -> np.ndarray:
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with jax.enable_x64(True):
         outputs = _outputs(network, tuple(jnp.asarray(x, jnp.float64) for x in inputs))
+    with np.errstate(invalid="ignore"):  # where the network itself overflows
         return np.sum(objectives * np.asarray(outputs), axis=-1)
 
 

@@ -22,13 +22,13 @@ class Operation:
 
     label: ClassVar[str]
 
+    def __call__(self, weights, *arguments) -> Any:
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Linear(Operation):
     """Linear in all arguments together."""
-
-    def __call__(self, weights, *arguments):
-        raise NotImplementedError
 
     def radius(self, weights, *radii):
         """The radius of the output's interval, from those of the arguments."""

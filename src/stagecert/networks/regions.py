@@ -112,7 +112,7 @@ def _per_input(network: Network, given: Any, what: str) -> tuple[np.ndarray, ...
     arrays = given if count > 1 and isinstance(given, (tuple, list)) else (given,)
     if len(arrays) != count:
         raise ProblemError(f"{what}: the network has {count} inputs; give a tuple of arrays.")
-    shown = network.input_shape if count > 1 else (network.input_shape,)
+    shown: Any = network.input_shape if count > 1 else (network.input_shape,)
     out = []
     for k, (array, graph, user) in enumerate(zip(arrays, network.input_shapes, shown, strict=True)):
         name = _name(network, k)

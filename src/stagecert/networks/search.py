@@ -130,7 +130,7 @@ def _lanes(layers, last, relaxed: Relaxed, inputs, rows, dtype) -> Lanes:
     for layer, wedge, (low, high) in zip(layers, relaxed.wedges, relaxed.arguments, strict=True):
         unit = high - low
         unit = unit if unit.ndim == len(layer.shape) + 1 else jnp.max(unit, axis=-1)
-        stages.append(LayerStage(layer.segment, repeated(wedge), repeated(unit)))
+        stages.append(LayerStage(segment=layer.segment, wedge=repeated(wedge), unit=repeated(unit)))
     objective = linear_objective(last, flat(rows))
     problem = Problem(repeated(inputs), tuple(stages), objective)
     return Lanes(problem, Point(flat(start.minimiser), flat(start.shares)))
