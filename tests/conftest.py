@@ -1,10 +1,28 @@
 """Float64 for all tests (a test may ask for float32 itself), and hypothesis without deadlines."""
 
+import gc
+from pathlib import Path
+
 import hypothesis
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
 
 # Compilation makes the first example slow, so a deadline would only measure JAX.
 hypothesis.settings.register_profile("stagecert", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("stagecert")
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps():
+    """Forgets compiled programs before there are too many.
+
+    Each one takes several memory maps, of which Linux allows a process 65,530; beyond that, XLA's
+    compiler crashes. One worker runs hundreds of tests with programs of their own.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()

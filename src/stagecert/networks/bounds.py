@@ -130,10 +130,10 @@ def bound(
         ProblemError: bad input, before any work.
 
     >>> from stagecert import networks
-    >>> net = networks.from_jax(lambda x: jax.nn.relu(x) - 0.5 * x, np.zeros(1))
+    >>> net = networks.from_jax(lambda x: jax.nn.relu(x) - 0.5 * x + 1, np.zeros(1))
     >>> result = networks.bound(net, [[-1.0]], [[1.0]], [[1.0]])
     >>> result.bound.round(6).tolist(), result.value.round(6).tolist()
-    ([[0.0]], [[0.0]])
+    ([[1.0]], [[1.0]])
     """
     if method not in METHODS:
         raise ProblemError(f"Unknown method '{method}'; known are {', '.join(METHODS)}.")
