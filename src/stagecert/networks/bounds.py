@@ -131,7 +131,7 @@ def bound(
 
     >>> from stagecert import networks
     >>> net = networks.from_jax(lambda x: jax.nn.relu(x) - 0.5 * x + 1, np.zeros(1))
-    >>> result = networks.bound(net, [[-1.0]], [[1.0]], [[1.0]])
+    >>> result = networks.bound(net, [[-1.0]], [[1.0]], [[1.0]], rtol=1e-7)
     >>> result.bound.round(6).tolist(), result.value.round(6).tolist()
     ([[1.0]], [[1.0]])
     """
