@@ -316,7 +316,7 @@ def extended(x):
 
 def run(network, *inputs, kind):
     """All outputs at one point as one vector, in numbers of a kind: `exactly`, `decimals`, ..."""
-    with decimal.localcontext(DIGITS):
+    with decimal.localcontext(DIGITS), np.errstate(over="ignore", invalid="ignore"):
         values = [kind(x) for x in inputs]
         for node in network.nodes:
             values.append(np.asarray(_node(node, kind, *(values[k] for k in node.arguments))))
