@@ -13,6 +13,8 @@ import math
 import zlib
 from fractions import Fraction
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import models
@@ -402,8 +404,12 @@ SETTINGS = {"small": ALL} | dict.fromkeys(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in ARCHITECTURES]
 )
 def test_bounds_are_sound(name):
-    for seed in range(20):
+    @hypothesis.settings(max_examples=20, phases=[hypothesis.Phase.generate])
+    @hypothesis.given(seed=st.integers(0, 2**32 - 1))
+    def holds(seed):
         attack(name, seed, SETTINGS.get(name, CHEAP))
+
+    holds()
 
 
 @pytest.mark.parametrize("ball", ["ball", "both"])
