@@ -5,6 +5,7 @@ import typer
 from stagecert.cli.check import check
 from stagecert.cli.demo import demo
 from stagecert.cli.inspect import inspect
+from stagecert.cli.robust import robust
 from stagecert.cli.verify import verify
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app.command()(demo)
 app.command()(inspect)
 app.command()(check)
 app.command()(verify)
+app.command()(robust)
 
 
 @app.callback()

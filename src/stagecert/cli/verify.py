@@ -6,7 +6,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from stagecert.errors import ProblemError
+from stagecert.files import write_whole
 
 DECIDED, UNDECIDED, BAD_INPUT, FAILED, NO_CERTIFICATE = 0, 10, 2, 3, 4
 
@@ -48,12 +48,12 @@ def verify(
     outcome = _Outcome(result, certificate, as_json, quiet)
     if timeout is not None and not timeout > 0:
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
-    watcher = _Watcher(None if timeout is None else begin + timeout, outcome)
+    watcher = Watcher(None if timeout is None else begin + timeout, outcome)
     watcher.start()
     try:
         from stagecert.verify.verify import Verification
 
-        _set_up_jax()
+        set_up_jax()
         work = Verification(
             model,
             property,
@@ -178,7 +178,7 @@ class _Outcome:
         os._exit(code)
 
 
-class _Watcher(threading.Thread):
+class Watcher(threading.Thread):
     """Ends the work at its deadline or on a signal, also while a compilation is under way.
 
     Python runs signal handlers between two steps of its main thread, which can be a minute away
@@ -206,27 +206,7 @@ class _Watcher(threading.Thread):
                 self.outcome.interrupted()
 
 
-def write_whole(path: Path, text: str | bytes) -> None:
-    """Writes a file so that it is there with all of its text or not at all."""
-    data = text.encode() if isinstance(text, str) else text
-    folder = path.parent
-    handle, name = tempfile.mkstemp(dir=folder, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only their owner may read.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _set_up_jax() -> None:
+def set_up_jax() -> None:
     """Single precision by default, and compiled functions kept between runs."""
     import jax
 

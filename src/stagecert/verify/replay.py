@@ -47,7 +47,7 @@ class Replay:
     def __init__(self, model, property: Property):
         self.property = property
         self._boxes: dict[int, Float32Box] = {}
-        self._session, self._inputs = _session(model)
+        self._session, self._inputs = open_session(model)
         self.sizes = [tensor.size for tensor in property.inputs]
 
     def run(self, point: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def _number(v) -> str:
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
-def _session(model):
+def open_session(model):
     try:
         import onnxruntime
     except ImportError as error:

@@ -1,0 +1,201 @@
+"""`robust`: for each image of a data set, whether small changes of its pixels change the class."""
+
+import gzip
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from stagecert import sweeps
+from stagecert.errors import ProblemError
+from stagecert.robust import table
+from stagecert.robust.boxes import Preparation
+from stagecert.robust.data import data_set, number
+from stagecert.robust.work import METHODS, Classifier, Work, largest_batch
+from stagecert.sweeps import Item, Row, Store
+
+
+def robust(
+    model,
+    images,
+    labels,
+    eps,
+    *,
+    out: str | Path | None = None,
+    clip: Sequence | None = (0, 1),
+    mean: Any = 0,
+    std: Any = 1,
+    method: str = "nonconvex",
+    restarts: int = 4,
+    seed: int = 0,
+    limit: int | None = None,
+    batch: int | None = None,
+    memory: float = 1.0,
+    format: table.Format = "csv",
+    progress: Callable[[list[Row]], None] | None = None,
+) -> table.Report:
+    """Clean, attacked and certified accuracy of a classifier, with a row for each image.
+
+    Args:
+        model: an ONNX model: a path (.onnx or .onnx.gz) or bytes. One input, one output a class.
+        images: (count, ...): floating-point numbers, or uint8, which is divided by 255. Channels
+            may come last. Pictures without colours may have any shape.
+        labels: (count,): the right classes.
+        eps: how far every pixel may move, before normalisation. '8/255' and Fraction(8, 255) are
+            that number exactly, a float is what it is.
+        out: a folder for the results. Whatever it has already, from a run with the same arguments
+            that was interrupted, is not computed again. None keeps nothing.
+        clip: the range of pixels, which cuts the boxes; None if there is none.
+        mean, std: the network gets (pixel - mean) / std: a number, or one for each channel.
+        method: the last method to be tried: "ibp", "backward", "nonconvex" or "optimised".
+        restarts: how many points the attack starts from, for each of up to nine other classes.
+        seed: for those points.
+        limit: take the first images only.
+        batch: how many images are computed together; by default as many as fit into the memory,
+            and at most 128.
+        memory: GiB that arrays may take.
+        format: of the table in `out`: "csv", or "parquet" with the extra stagecert[parquet].
+        progress: called with the rows of each batch when they are stored.
+
+    Raises:
+        ProblemError: bad input, before any work; or `out` belongs to other arguments.
+    """
+    run = Robustness(
+        model, images, labels, eps, clip=clip, mean=mean, std=std, method=method,
+        restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
+    )  # fmt: skip
+    table.check_format(format)
+    with run.store(out) as store:
+        run.run(store, progress)
+        if out is not None:
+            run.export(store, format)
+        return table.report(store, run.keys, rows=True)
+
+
+class Robustness:
+    """A run of `robust` in parts: what there is to do, doing it, and writing it down."""
+
+    def __init__(
+        self,
+        model,
+        images,
+        labels,
+        eps,
+        *,
+        clip: Sequence | None = (0, 1),
+        mean: Any = 0,
+        std: Any = 1,
+        method: str = "nonconvex",
+        restarts: int = 4,
+        seed: int = 0,
+        limit: int | None = None,
+        batch: int | None = None,
+        memory: float = 1.0,
+    ):
+        if method not in METHODS:
+            raise ProblemError(f"method must be one of {', '.join(METHODS)}, not {method!r}.")
+        for name, value, least in (
+            ("restarts", restarts, 1), ("seed", seed, 0), ("limit", limit, 1), ("batch", batch, 1),
+        ):  # fmt: skip
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise ProblemError(f"{name} must be at least {least}, not {value!r}.")
+        if not 0 < memory < float("inf"):
+            raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
+        how = Preparation(
+            number(eps, "eps"), _range(clip), _numbers(mean, "mean"), _numbers(std, "std")
+        )
+        model = model if isinstance(model, bytes) else _read(Path(model))
+        self.classifier = classifier = Classifier(model)
+        data = data_set(images, labels, classifier.shape, classifier.classes)
+        how.check(data.images)
+        self.batch = batch or largest_batch(classifier.network, memory)
+        self.items = [
+            Item(place, _key(place, data)) for place in range(min(len(data), limit or len(data)))
+        ]
+        self.keys = {item.key for item in self.items}
+        self.configuration = {
+            "task": "robust",
+            "stagecert": version("stagecert"),
+            "model": hashlib.sha256(model).hexdigest(),
+            "eps": str(how.eps),
+            "norm": "inf",
+            "clip": None if how.clip is None else [str(v) for v in how.clip],
+            "mean": [str(v) for v in how.mean],
+            "std": [str(v) for v in how.std],
+            "method": method,
+            "restarts": restarts,
+            "seed": seed,
+            "batch": self.batch,
+            "memory": memory,
+        }
+        self._work = Work(
+            classifier, data, how, method=method, restarts=restarts, seed=seed, memory=memory,
+            batch=self.batch,
+        )  # fmt: skip
+
+    def store(self, out: str | Path | None) -> Store:
+        """The store in a folder, which is made if need be; or one in memory."""
+        store = Store(None if out is None else Path(out), self.configuration)
+        if out is not None:
+            # What a killed process did not finish writing.
+            for rest in Path(out).glob("*.part"):
+                rest.unlink(missing_ok=True)
+        return store
+
+    def run(self, store: Store, progress: Callable[[list[Row]], None] | None = None) -> None:
+        """Computes and stores all rows that are missing."""
+        sweeps.run(self.items, self._rows, store, batch=self.batch, progress=progress)
+
+    def export(self, store: Store, format: str = "csv") -> table.Report:
+        """Writes the files into the store's folder."""
+        assert store.folder is not None
+        return table.export(store, self.keys, store.folder, self.classifier.shape, format)
+
+    def _rows(self, items: Sequence[Item]) -> list[Row]:
+        found = self._work([item.place for item in items])
+        return [
+            Row(
+                item.key,
+                item.place,
+                asdict(finding),
+                seconds,
+                None if point is None else point.astype("<f4").tobytes(),
+            )
+            for item, (finding, seconds, point) in zip(items, found, strict=True)
+        ]
+
+
+def _key(place: int, data) -> str:
+    """Identifies an image with its label; the place tells equal ones apart."""
+    image = data.images[place]
+    content = hashlib.sha256(f"{place} {data.labels[place]} {image.dtype} {image.shape} ".encode())
+    content.update(image.tobytes())
+    return content.hexdigest()[:32]
+
+
+def _range(clip) -> tuple[Fraction, Fraction] | None:
+    if clip is None:
+        return None
+    try:
+        low, high = clip
+    except (TypeError, ValueError):
+        raise ProblemError(f"clip must be a range LOW,HIGH, not {clip!r}.") from None
+    return number(low, "clip"), number(high, "clip")
+
+
+def _numbers(values, name: str) -> tuple[Fraction, ...]:
+    several = values if isinstance(values, (list, tuple)) else (values,)
+    if not several:
+        raise ProblemError(f"{name} is empty.")
+    return tuple(number(value, name) for value in several)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.name.endswith(".gz") else data
+    except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore
+        raise ProblemError(f"{path} cannot be read: {error}") from None

@@ -1,0 +1,219 @@
+"""The files that a run leaves: the table of images, their times, counterexamples, a summary."""
+
+import csv
+import io
+import json
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from stagecert.errors import ProblemError
+from stagecert.files import write_whole, written_whole
+from stagecert.sweeps import Store
+
+Format = Literal["csv", "parquet"]
+
+COLUMNS = {
+    "index": int,
+    "label": int,
+    "predicted": int,
+    "status": str,
+    "correct": bool,
+    "attacked": bool,
+    "certified": bool,
+    "method": str,
+    "bound": float,
+    "attack": float,
+    "gap": float,
+    "note": str,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a run found.
+
+    Attributes:
+        images: how many were asked for.
+        done: how many are decided or given up; the accuracies below are shares of these.
+        correct, attacked, certified, unknown, errors: how many are classified correctly; how many
+            of those have a counterexample, are proven to have none, or neither; and how many could
+            not be evaluated.
+        methods: how many each method certified.
+        seconds: the time that these took, in all runs together.
+        configuration: everything that influenced the results.
+        rows: the table, one dictionary for each image; see `COLUMNS`. Empty if it was not asked
+            for.
+    """
+
+    images: int
+    done: int
+    correct: int
+    attacked: int
+    certified: int
+    unknown: int
+    errors: int
+    methods: dict[str, int]
+    seconds: float
+    configuration: dict[str, Any]
+    rows: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def clean_accuracy(self) -> float:
+        """The share of images that are classified correctly."""
+        return self.correct / max(self.done, 1)
+
+    @property
+    def attacked_accuracy(self) -> float:
+        """The share of images classified correctly that no attack broke: robust at most."""
+        return (self.correct - self.attacked) / max(self.done, 1)
+
+    @property
+    def certified_accuracy(self) -> float:
+        """The share of images proven to be classified correctly on their whole box."""
+        return self.certified / max(self.done, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data. All but `seconds` is the same in every run."""
+        return {
+            "images": self.images,
+            "done": self.done,
+            "complete": self.done == self.images,
+            "clean_accuracy": self.clean_accuracy,
+            "attacked_accuracy": self.attacked_accuracy,
+            "certified_accuracy": self.certified_accuracy,
+            "correct": self.correct,
+            "attacked": self.attacked,
+            "certified": self.certified,
+            "unknown": self.unknown,
+            "errors": self.errors,
+            "certified_by": self.methods,
+            "configuration": self.configuration,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def report(store: Store, keys: set[str], *, rows: bool = False) -> Report:
+    """What the store says of the items with these keys."""
+    count = dict.fromkeys(("correct", "attacked", "certified", "unknown", "error"), 0)
+    methods: dict[str, int] = {}
+    seconds, done, kept = 0.0, 0, []
+    for row in store.rows():
+        if row.key not in keys:
+            continue
+        done += 1
+        seconds += row.seconds
+        count["correct"] += row.data["correct"]
+        if row.data["status"] in count:
+            count[row.data["status"]] += 1
+        if row.data["method"] is not None:
+            methods[row.data["method"]] = methods.get(row.data["method"], 0) + 1
+        if rows:
+            kept.append({"index": row.place, **row.data})
+    return Report(
+        images=len(keys),
+        done=done,
+        correct=count["correct"],
+        attacked=count["attacked"],
+        certified=count["certified"],
+        unknown=count["unknown"],
+        errors=count["error"],
+        methods=dict(sorted(methods.items())),
+        seconds=seconds,
+        configuration=store.configuration,
+        rows=tuple(kept),
+    )
+
+
+def check_format(format: str) -> None:
+    """Says if tables cannot be written in a format."""
+    if format not in ("csv", "parquet"):
+        raise ProblemError(f"format must be csv or parquet, not {format!r}.")
+    if format == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise ProblemError(
+                'Parquet files need the package pyarrow: pip install "stagecert[parquet]"'
+            ) from error
+
+
+def export(
+    store: Store, keys: set[str], folder: Path, shape: tuple[int, ...], format: str = "csv"
+) -> Report:
+    """Writes all files into the folder, each whole or not at all; returns the summary."""
+    table = ({"index": row.place, **row.data} for row in store.rows() if row.key in keys)
+    if format == "parquet":
+        _write_parquet(folder / "results.parquet", table)
+    else:
+        _write_csv(folder / "results.csv", COLUMNS, table)
+    times = (
+        {"index": row.place, "seconds": round(row.seconds, 6)}
+        for row in store.rows()
+        if row.key in keys
+    )
+    _write_csv(folder / "times.csv", ("index", "seconds"), times)
+    _write_points(folder / "counterexamples.npz", store, keys, shape)
+    found = report(store, keys)
+    write_whole(folder / "summary.json", json.dumps(found.to_dict(), indent=2) + "\n")
+    return found
+
+
+def _write_csv(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
+    with written_whole(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(text, lineterminator="\n")
+        names = list(columns)
+        writer.writerow(names)
+        for row in rows:
+            writer.writerow([_cell(row[name]) for name in names])
+        text.detach()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # The shortest digits that give the same float back.
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    types = {
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        bool: pyarrow.bool_(),
+        str: pyarrow.string(),
+    }
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    with written_whole(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        group: list[dict[str, Any]] = []
+        for row in rows:
+            group.append(row)
+            if len(group) == 10_000:
+                writer.write_table(pyarrow.Table.from_pylist(group, schema))
+                group = []
+        writer.write_table(pyarrow.Table.from_pylist(group, schema))
+
+
+def _write_points(path: Path, store: Store, keys: set[str], shape: tuple[int, ...]) -> None:
+    """The counterexamples one by one: together they may not fit into memory."""
+    places = [row.place for row in store.rows() if row.key in keys and row.data["attacked"]]
+    with written_whole(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        # ZipInfo has a fixed date, so that the same points give the same file.
+        with archive.open(zipfile.ZipInfo("index.npy"), "w") as part:
+            np.lib.format.write_array(part, np.array(places, np.int64))
+        with archive.open(zipfile.ZipInfo("inputs.npy"), "w", force_zip64=True) as part:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(places), *shape)}
+            np.lib.format.write_array_header_2_0(part, header)  # type: ignore
+            for row in store.rows(blobs=True):
+                if row.key in keys and row.data["attacked"]:
+                    part.write(row.blob)  # type: ignore

@@ -1,0 +1,319 @@
+"""What is done for a batch of images: predict, attack, then bounds of rising cost."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from stagecert import networks
+from stagecert.errors import ProblemError
+from stagecert.networks import Network
+from stagecert.robust.boxes import Boxes, Preparation, boxes_around
+from stagecert.robust.data import DataSet
+from stagecert.verify import attack
+from stagecert.verify.replay import open_session
+
+METHODS = ("ibp", "backward", "nonconvex", "optimised")
+# The attack aims at this many classes at most: those that come nearest on the image itself.
+AIMS = 9
+# Points of each image that are run in ONNX Runtime after an attack, the most promising ones.
+REPLAYED = 4
+LARGEST_BATCH = 128
+
+
+@dataclass
+class Finding:
+    """What is known of one image; the columns of the table, apart from its index.
+
+    Attributes:
+        label, predicted: the classes; `predicted` is what ONNX Runtime makes of the image.
+        status: "misclassified", "attacked", "certified", "unknown", or "error".
+        correct: whether the image itself is classified correctly.
+        attacked: whether there is a counterexample, which ONNX Runtime confirmed.
+        certified: whether it is proven that there is none.
+        method: what proved it.
+        bound: a certified lower bound on the smallest margin (label minus any other class) over
+            the box; None if none was computed.
+        attack: the smallest margin that ONNX Runtime computed for a point of the box.
+        gap: attack - bound.
+        note: what went wrong, for "error".
+    """
+
+    label: int
+    predicted: int | None = None
+    status: str = "unknown"
+    correct: bool = False
+    attacked: bool = False
+    certified: bool = False
+    method: str | None = None
+    bound: float | None = None
+    attack: float | None = None
+    gap: float | None = None
+    note: str | None = None
+
+
+@dataclass
+class _Case:
+    """An image under way."""
+
+    finding: Finding
+    point: np.ndarray | None = None  # the counterexample
+    seconds: float = 0.0
+    aims: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    bounds: Any = -np.inf  # the best bound on each margin
+
+    @property
+    def open(self) -> bool:
+        return self.finding.status == "unknown"
+
+
+class Classifier:
+    """A model twice: as the network that is bounded, and as the file that ONNX Runtime runs."""
+
+    def __init__(self, model):
+        self.network: Network = networks.load(model)
+        if len(self.network.input_shapes) != 1:
+            raise ProblemError(
+                f"The model has {len(self.network.input_shapes)} inputs; one is needed."
+            )
+        if self.network.output_size < 2:
+            raise ProblemError("The model has one output; it needs one for each class.")
+        self._session, inputs = open_session(model)
+        ((self._name, self._shape, self._type),) = inputs
+        if prod(self._shape) != prod(self.shape):
+            raise ProblemError(
+                f"The model takes several images at once, {self._shape}; one at a time is needed."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one image."""
+        return tuple(self.network.input_shape)  # type: ignore
+
+    @property
+    def classes(self) -> int:
+        """How many outputs there are."""
+        return self.network.output_size
+
+    def run(self, image: np.ndarray) -> np.ndarray:
+        """What ONNX Runtime computes for one image."""
+        feed = {self._name: image.reshape(self._shape).astype(self._type)}
+        return np.concatenate([np.asarray(x).reshape(-1) for x in self._session.run(None, feed)])
+
+
+def largest_batch(network: Network, memory: float) -> int:
+    """How many images fill the memory (GiB): a power of two."""
+    neurons = sum(prod(node.shape) for node in network.nodes)
+    inputs = sum(prod(shape) for shape in network.input_shapes)
+    # The search holds about 40 numbers of 4 bytes for each neuron of each margin.
+    of_image = 160 * (neurons + 2 * inputs) * (network.output_size - 1)
+    fit = min(max(int(memory * 2**30 / of_image), 1), LARGEST_BATCH)
+    return 1 << (fit.bit_length() - 1)
+
+
+class Work:
+    """Decides images in batches of up to `batch`, which all have the same compiled programs."""
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        data: DataSet,
+        how: Preparation,
+        *,
+        method: str,
+        restarts: int,
+        seed: int,
+        memory: float,
+        batch: int,
+    ):
+        self.classifier, self.data, self.how = classifier, data, how
+        self.methods = METHODS[: METHODS.index(method) + 1]
+        self.restarts, self.seed, self.memory, self.batch = restarts, seed, memory, batch
+
+    def __call__(self, places: Sequence[int]) -> list[tuple[Finding, float, np.ndarray | None]]:
+        """For each image what was found, the seconds it took, and the counterexample."""
+        begin = time.perf_counter()
+        cases = [_Case(Finding(int(label))) for label in self.data.labels[list(places)]]
+        boxes = boxes_around(self.data.images[list(places)], self.how)
+        for case, image in zip(cases, boxes.centre, strict=True):
+            self._predict(case, image)
+        self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
+        begin = _charge(cases, begin)
+        intervals = None
+        for method in self.methods:
+            waiting = [case for case in cases if case.open]
+            if not waiting:
+                break
+            intervals = self._bound(cases, boxes, method, intervals)
+            begin = _charge(waiting, begin)
+        return [(_finished(case.finding), case.seconds, case.point) for case in cases]
+
+    def _predict(self, case: _Case, image: np.ndarray) -> None:
+        found = case.finding
+        outputs = self.classifier.run(image)
+        if not np.all(np.isfinite(outputs)):
+            found.status = "error"
+            found.note = "the model's outputs for the image itself are not finite"
+            return
+        found.predicted = int(np.argmax(outputs))
+        found.correct = found.predicted == found.label
+        case.aims = _nearest(outputs, found.label)
+        if found.correct:
+            found.attack = _margin(outputs, found.label)
+        else:
+            found.status = "misclassified"
+
+    # -- counterexamples ------------------------------------------------------------------------
+
+    def _attack(self, cases: list[_Case], boxes: Boxes, draws) -> None:
+        """Descends from the image itself, corners and random points towards the nearest classes."""
+        lanes, starts = [], []
+        for k, case in enumerate(cases):
+            if not case.open:
+                continue
+            aims = len(case.aims)
+            least, most = boxes.least[k].reshape(-1), boxes.most[k].reshape(-1)
+            points = attack.start_points(least, most, aims * self.restarts, draws[k])
+            points[:aims] = boxes.centre[k].reshape(-1)
+            lanes += [(k, int(case.aims[j % aims])) for j in range(len(points))]
+            starts.append(points)
+        if lanes:
+            self._descend(cases, boxes, lanes, np.concatenate(starts), 0.25)
+
+    def _descend(self, cases, boxes: Boxes, lanes, starts, rate: float) -> None:
+        """Follows gradients for lanes (image, other class), and replays the best points."""
+        network = self.classifier.network
+        width = attack.lanes_at_once(network)
+        points, margins = [], []
+        for begin in range(0, len(lanes), width):
+            some = lanes[begin : begin + width]
+            first = starts[begin : begin + width]
+            # Filled up to a fixed number of lanes, so that one compilation serves all.
+            fill = width - len(some)
+            goal = self._targets(cases, boxes, some + some[:1] * fill)
+            first = np.concatenate([first, np.repeat(first[:1], fill, axis=0)])
+            found = attack.descend(network, first, goal, rate)
+            points.append(found.points[: len(some)])
+            margins.append(found.violation[: len(some)])
+        points, margins = np.concatenate(points), np.concatenate(margins)
+        margins = np.where(np.isnan(margins), np.inf, margins)
+        images = np.array([k for k, _ in lanes])
+        for k in np.unique(images):
+            mine = np.flatnonzero(images == k)
+            best = mine[np.argsort(margins[mine], kind="stable")[:REPLAYED]]
+            for lane in best[np.isfinite(margins[best])]:
+                self._replay(cases[k], points[lane], boxes, int(k))
+                if not cases[k].open:
+                    break
+
+    def _targets(self, cases, boxes: Boxes, lanes) -> attack.Targets:
+        images = [k for k, _ in lanes]
+        rows = np.zeros((len(lanes), 1, self.classifier.classes), np.float32)
+        for lane, (k, other) in enumerate(lanes):
+            rows[lane, 0, cases[k].finding.label] = 1
+            rows[lane, 0, other] = -1
+        return attack.Targets(
+            boxes.least[images].reshape(len(lanes), -1),
+            boxes.most[images].reshape(len(lanes), -1),
+            rows,
+            np.zeros((len(lanes), 1), np.float32),
+            np.ones((len(lanes), 1), bool),
+        )
+
+    def _replay(self, case: _Case, point: np.ndarray, boxes: Boxes, k: int) -> None:
+        """Whether ONNX Runtime misclassifies a point, moved into the box."""
+        point = np.clip(point.reshape(boxes.least[k].shape), boxes.least[k], boxes.most[k])
+        outputs = self.classifier.run(point)
+        if not np.all(np.isfinite(outputs)):
+            return
+        found = case.finding
+        assert found.attack is not None
+        found.attack = min(found.attack, _margin(outputs, found.label))
+        if np.argmax(outputs) != found.label:
+            found.status, found.attacked, case.point = "attacked", True, point
+
+    # -- bounds -----------------------------------------------------------------------------------
+
+    def _bound(self, cases: list[_Case], boxes: Boxes, method: str, earlier) -> Any:
+        """Bounds all margins of the open images; `earlier` is what this returned before.
+
+        Returns:
+            {image: intervals of the activations' arguments}.
+        """
+        waiting = [k for k, case in enumerate(cases) if case.open]
+        # The first one fills up the batch, with a threshold that ends its search at once.
+        filled = waiting + waiting[:1] * (self.batch - len(waiting))
+        goal = np.zeros((self.batch, 1))
+        goal[len(waiting) :] = float(np.finfo(np.float32).min)
+        labels = [cases[k].finding.label for k in filled]
+        intermediate: Any = method
+        if method == "nonconvex":
+            pairs = zip(*(earlier[k] for k in filled), strict=True)
+            intermediate = tuple(tuple(map(np.stack, zip(*pair, strict=True))) for pair in pairs)
+        found = networks.bound(
+            self.classifier.network,
+            boxes.lower[filled],
+            boxes.upper[filled],
+            networks.margins(labels, self.classifier.classes),
+            method="nonconvex" if method == "optimised" else method,  # type: ignore
+            intermediate=intermediate,
+            threshold=goal,
+            memory=self.memory,
+        )
+        for k, bounds in zip(waiting, found.bound, strict=False):
+            case = cases[k]
+            # A bound that is not a number says nothing.
+            case.bounds = np.fmax(case.bounds, bounds)
+            case.finding.bound = float(case.bounds.min())
+            if 0 < case.finding.bound < np.inf:
+                case.finding.status, case.finding.certified = "certified", True
+                case.finding.method = method
+        if method != "ibp":
+            self._descend_from_minima(cases, boxes, waiting, found)
+        return {
+            k: tuple((low[b], high[b]) for low, high in found.intermediate)
+            for b, k in enumerate(waiting)
+        }
+
+    def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], found) -> None:
+        """Attacks from where the relaxation is smallest."""
+        lanes, starts = [], []
+        for b, k in enumerate(waiting):
+            if cases[k].open:
+                others = np.delete(np.arange(self.classifier.classes), cases[k].finding.label)
+                for row in np.argsort(cases[k].bounds, kind="stable")[:AIMS]:
+                    lanes.append((k, int(others[row])))
+                    starts.append(found.inputs[b, row].reshape(-1))
+        if lanes:
+            self._descend(cases, boxes, lanes, np.array(starts), 0.05)
+
+
+def _charge(those: list[_Case], begin: float) -> float:
+    """Shares the time since `begin` out among some images; returns the time now."""
+    now = time.perf_counter()
+    for case in those:
+        case.seconds += (now - begin) / len(those)
+    return now
+
+
+def _finished(found: Finding) -> Finding:
+    if found.bound is not None and not np.isfinite(found.bound):
+        found.bound = None
+    if found.bound is not None and found.attack is not None:
+        found.gap = found.attack - found.bound
+    return found
+
+
+def _margin(outputs: np.ndarray, label: int) -> float:
+    """The label's output minus the largest of the others."""
+    outputs = outputs.astype(np.float64)
+    return float(outputs[label] - np.delete(outputs, label).max())
+
+
+def _nearest(outputs: np.ndarray, label: int) -> np.ndarray:
+    """The classes with the largest outputs, apart from the label."""
+    order = np.argsort(-outputs.astype(np.float64), kind="stable")
+    return order[order != label][:AIMS]
