@@ -1,5 +1,7 @@
 """Lines and activations: what the checker says of them, against formulas written down again."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import scipy.special
@@ -64,37 +66,58 @@ def test_lines_and_images_against_samples(kind):
     assert np.all(values.min(0) - least < rough)
     assert np.all(most - values.max(0) < rough)
     steep = (f(high) - f(low)) / np.where(high > low, high - low, 1)
-    for slope in (steep, steep + 0.2, 0 * steep, 0 * steep + 1):
+    defaults = made.slopes(low, high)
+    for slope in (steep, steep + 0.2, 0 * steep, 0 * steep + 1, *defaults):
         rest = values - slope * x
         for side, best in ((1, rest.min(0)), (-1, rest.max(0))):
-            # A grid finds the extreme value roughly; a line that is off by 1e-7 at a point of
-            # the grid is wrong for certain.
-            assert made.holds(low, high, slope, best - side * rough, side)
-            for k in range(len(low)):
-                one = slice(k, k + 1)
-                over = best[one] + side * 1e-7
-                assert not made.holds(low[one], high[one], slope[one], over, side)
+            # A grid finds the extreme value roughly.
+            found = made.offset(low, high, slope, side)
+            dust = 1e-14 * (1 + np.abs(values).max(0) + np.abs(slope * x).max(0))
+            assert np.all(side * found <= side * best + dust)
+            assert np.all(side * (best - found) < rough)
+    # Where it is linear on an interval, both default lines are the function.
+    straight = ~made.bent(low, high)
+    for slope, side in zip(defaults, (1, -1), strict=True):
+        line = slope * x + made.offset(low, high, slope, side)
+        assert np.all(np.abs(line - values)[:, straight] < 1e-12)
 
 
-def test_tangents_that_touch_are_accepted():
-    made = activation_of("tanh")
-    x = np.array([0.3, 0.5, 1.0])
-    slope = 1 / np.cosh(x) ** 2
-    offset = np.tanh(x) - slope * x
-    assert made.holds(0 * x + 0.1, x + 2, slope, offset + 1e-13, -1)
-    assert not made.holds(0 * x + 0.1, x + 2, slope, offset - 1e-12, -1)
+def test_default_slopes_are_those_of_the_hull_in_the_middle():
+    low, high = np.array([-1.0, -3.0, -2.0, 0.5]), np.array([3.0, 1.0, 2.0, 2.0])
+    below, above = activation_of("relu").slopes(low, high)
+    assert below.tolist() == [1, 0, 0, 1]
+    assert above.tolist() == [0.75, 0.25, 0.5, 1]
+    # A convex function has tangents below and a chord above.
+    below, above = activation_of("exp").slopes(np.zeros(1), np.ones(1))
+    assert np.allclose(below, np.exp(0.5), rtol=1e-3)
+    assert np.allclose(above, np.e - 1)
 
 
-def test_lines_are_compared_exactly():
-    relu = activation_of("relu")
-    low, high = np.array([-1.0]), np.array([3.0])
-    third = np.array([0.75])
-    assert relu.holds(low, high, third, np.array([0.75]), -1)
-    assert not relu.holds(low, high, third, np.array([np.nextafter(0.75, 0)]), -1)
-    assert relu.holds(low, high, np.array([0.5]), np.zeros(1), 1)
-    assert not relu.holds(low, high, np.array([0.5]), np.array([5e-324]), 1)
-    assert not relu.holds(low, high, np.array([-1e-300]), np.zeros(1), 1)
-    assert not relu.holds(low, high, np.array([np.nextafter(1, 2)]), np.zeros(1), 1)
+def test_offsets_of_piecewise_linear_functions_in_rationals():
+    random = np.random.default_rng(0)
+    count = 3000
+    low = random.normal(size=count) * 10.0 ** random.integers(-300, 20, count)
+    high = low + np.abs(random.normal(size=count)) * 10.0 ** random.integers(-300, 20, count)
+    low[::7], high[::11] = -np.abs(low[::7]), np.maximum(low[::11], 0)
+    slope = random.normal(size=count) * 10.0 ** random.integers(-10, 10, count)
+    slope[::3] = random.integers(-1, 2, len(slope[::3]))
+    made = activation_of("relu")
+    slope[::5] = made.slopes(low, high)[1][::5]
+    for side in (1, -1):
+        found = made.offset(low, high, slope, side)
+        for l, h, a, b in zip(low, high, slope, found, strict=True):
+            ends = [Fraction(float(v)) for v in (l, h)] + ([Fraction(0)] if l < 0 < h else [])
+            rest = [max(x, 0) - Fraction(float(a)) * x for x in ends]
+            best = min(rest) if side > 0 else max(rest)
+            assert side * Fraction(float(b)) <= side * best
+            size = abs(a) * max(abs(l), abs(h)) + max(abs(l), abs(h))
+            assert abs(Fraction(float(b)) - best) <= Fraction(float(1e-14 * size + 1e-300))
+    # Nothing is lost where nothing is rounded: a strict row can depend on it.
+    zero, one = np.zeros(1), np.ones(1)
+    assert made.offset(-one, one, zero, 1) == 0
+    assert made.offset(-one, one, one, 1) == 0
+    assert made.offset(zero, one, one, -1) == 0
+    assert made.offset(-one, zero, zero, -1) == 0
 
 
 def test_lines_of_maxima():
@@ -103,19 +126,21 @@ def test_lines_of_maxima():
         low = random.normal(size=(1, 3))
         high = low + np.abs(random.normal(size=(1, 3))) * random.choice([0, 1, 3])
         corners = np.stack(np.meshgrid(*np.stack([low[0], high[0]], 1)), -1).reshape(-1, 3)
-        slope = np.abs(random.normal(size=(1, 3)))
-        # Above: the maximum minus a line is convex, so corners decide.
-        best = (corners.max(1) - corners @ slope[0]).max()
-        assert made.holds(low, high, slope, np.array([best + 1e-12]), -1)
-        assert not made.holds(low, high, slope, np.array([best - 1e-7]), -1)
-        slope = slope / slope.sum()
         points = random.uniform(low, high, size=(200, 3))
-        rest = points.max(1) - points @ slope[0]
-        if made.holds(low, high, slope, np.array([0.0]), 1):
-            assert rest.min() >= -1e-12
-        assert made.holds(low, high, slope, np.array([-1e-12]), 1)
-        assert not made.holds(low, high, slope, np.array([rest.max() + 1e-7]), 1)
-    assert not made.holds(low, high, -slope, np.array([-100.0]), 1)  # not of the accepted form
+        below, above = made.slopes(low, high)
+        # Above: the maximum minus a line is convex, so corners decide.
+        for slope in (random.normal(size=(1, 3)), above):
+            best = (corners.max(1) - corners @ slope[0]).max()
+            found = made.offset(low, high, slope, -1)[0]
+            assert best <= found < best + 1e-12
+        if not made.bent(low, high).any():  # one entry is the largest everywhere
+            assert np.allclose(points.max(1), points @ above[0] + found)
+        for slope in (np.abs(random.normal(size=(1, 3))), below):
+            found = made.offset(low, high, slope, 1)[0]
+            assert np.all(points @ slope[0] + found <= points.max(1))
+        assert abs(found) < 1e-12  # a single entry is below the maximum
+    with pytest.raises(functions.Refused):
+        made.offset(low, high, -np.ones((1, 3)), 1)
 
 
 def _curvature(kind, x):

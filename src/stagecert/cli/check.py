@@ -1,6 +1,7 @@
 """`stagecert check`: whether a certificate proves that a property of a model holds."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,7 @@ def check(
     try:
         from stagecert.rigor import check as run
 
-        report = run(model, property, certificate, exact=exact)
+        report = run(model, property, certificate, exact=exact, progress=_progress())
     except (ProblemError, ImportError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -43,3 +44,16 @@ def check(
         for reason in report.reasons:
             print("rejected: " + "".join(c if c.isprintable() else "?" for c in reason))
     raise typer.Exit(0 if report.accepted else 1)
+
+
+def _progress():
+    """A function that shows how far the check is on a terminal, or None where there is none."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(finished: int, total: int) -> None:
+        # The last line is wiped, so that the answer stands alone.
+        line = f"{finished} of {total} boxes" if finished < total else ""
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    return show

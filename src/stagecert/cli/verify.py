@@ -67,7 +67,7 @@ def verify(
         if certificate is not None and verdict.answer == "unsat":
             # The property is decided: time no longer matters, but signals do.
             watcher.deadline = None
-            if _write_certificate(certificate, model, property, verdict):
+            if _write_certificate(certificate, model, property, verdict, work.say):
                 outcome.missing = None
     except (ProblemError, OSError) as error:
         outcome.fail(str(error), BAD_INPUT)
@@ -185,7 +185,7 @@ class Watcher(threading.Thread):
     when JAX compiles. So signals wake up this thread.
     """
 
-    def __init__(self, deadline: float | None, outcome: _Outcome):
+    def __init__(self, deadline: float | None, outcome: Any):
         super().__init__(daemon=True)
         self.deadline, self.outcome = deadline, outcome
         self.awake, wake = socket.socketpair()
@@ -217,14 +217,18 @@ def set_up_jax() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def _write_certificate(path: Path, model: Path, property: Path, verdict) -> bool:
+def _write_certificate(path: Path, model: Path, property: Path, verdict, say) -> bool:
     """Whether a certificate was written; if not, the reason is on standard error."""
     from stagecert.verify import certificates
 
     try:
-        certificates.write(path, certificates.proof_of(model, property, verdict.proof))
+        proof = certificates.proof_of(model, property, verdict.proof, progress=say)
+        certificates.write(path, proof)
     except (ProblemError, OSError) as error:
         print(error, file=sys.stderr)
+        return False
+    except Exception as error:  # the answer stands, but nothing was written
+        print(f"No certificate: {type(error).__name__}: {error}", file=sys.stderr)
         return False
     return True
 

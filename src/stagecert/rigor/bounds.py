@@ -1,8 +1,8 @@
-"""Intervals forwards and one pass back: what is derived from claimed boxes and lines.
+"""Intervals forwards and passes back: what follows from a box of inputs, for many boxes at once.
 
-`Facts` holds what is known for one box of inputs: an interval for every value of the network.
-`lower_bounds` starts from  objective = sum of g_v . v  over some values v and replaces, from the
-last value to the first, each v by what makes it. Throughout,
+`Facts` holds an interval for every value of the network, box by box. `lower_bounds` starts from
+objective = sum of g_v . v  over some values v and replaces, from the last value to the first, each
+v by what makes it. Throughout,
 
     objective >= total - slip + sum of g_v . v    for all inputs in the box
 
@@ -11,6 +11,7 @@ computed cotangent W^T g is off by at most n eps |W|^T |g|, which is n eps |g| .
 objective; |W| |x| is bounded once in the forward pass (`sizes`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,62 +23,99 @@ from stagecert.rigor.numbers import LARGEST, Arithmetic
 
 # A computed slip is a sum of up to billions of terms: it may itself be rounded by less than this.
 _GENEROUS = 1 + 1e-6
-_ENTRIES_AT_ONCE = 2**24  # of a cotangent with many rows
+_ENTRIES_AT_ONCE = 2**20  # of a cotangent with many rows: more fall out of the caches
+
+Lines = tuple[Any, Any, Any, Any]  # low_slope, low_offset, high_slope, high_offset
 
 
 class Facts:
-    """Intervals of the network's values for one box of inputs, as far as they are derived."""
+    """Intervals of the network's values for some boxes of inputs, and default lines.
+
+    Attributes:
+        low, high: for every value of the network, with an axis of boxes in front.
+        sizes: for linear operations: at least |W| |x|.
+        totals: the largest absolute values of a value's entries, added up.
+        boxes, lines: of every activation, by node: the interval of its argument as float64, and
+            the default lines on it.
+    """
 
     def __init__(self, arithmetic: Arithmetic, program: Program, low, high):
         self.arithmetic, self.program = arithmetic, program
         self.low: list[Any] = []
         self.high: list[Any] = []
-        self.sizes: list[Any] = []  # for linear operations: at least |W| |x|
-        self._box = low, high  # of the flattened inputs, one after the other
+        self.sizes: list[Any] = []
+        self.totals: list[Any] = []
+        self.boxes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.lines: dict[int, Lines] = {}
+        self._inputs = low, high  # (boxes, entries), inputs one after the other
         self._used = 0
+
+    def derive(self, tighter: Callable[["Facts", int, int], None] | None = None) -> "Facts":
+        """Goes through the network.
+
+        Arguments of activations get tighter by a pass back, and then by `tighter`, which is called
+        with the facts, the activation and its argument.
+        """
+        for index, node in enumerate(self.program.nodes):
+            size = None
+            if isinstance(node.operation, Activation):
+                self._tighten(node.operation, node.arguments[0])
+                if tighter is not None:
+                    tighter(self, index, node.arguments[0])
+                low, high = self._activation(node.operation, index, node.arguments[0])
+            elif node.operation is None:
+                low, high = self._next_input(node.shape)
+            elif isinstance(node.operation, Shift):
+                (k,) = node.arguments
+                low = self.arithmetic.down(self.low[k] + node.operation.constant)
+                high = self.arithmetic.up(self.high[k] + node.operation.constant)
+            else:
+                low, high, size = self._linear(node.operation, node.arguments)
+            self.sizes.append(size)
+            if not (np.all(np.abs(low) <= LARGEST) and np.all(np.abs(high) <= LARGEST)):
+                raise Refused(f"a value of the network may be larger than {LARGEST:g}")
+            if not np.all(low <= high):
+                raise Refused("an interval is empty")
+            self.low.append(low)
+            self.high.append(high)
+            magnitude = self.magnitude(index)
+            self.totals.append(magnitude.reshape(len(magnitude), -1).sum(axis=1))
+        return self
 
     def magnitude(self, index: int) -> Any:
         """The largest absolute value of every entry."""
         return np.maximum(np.abs(self.low[index]), np.abs(self.high[index]))
 
-    def derive(self) -> tuple[Any, Any]:
-        """The interval of the next value (not of activations); the caller appends it."""
-        index = len(self.low)
-        node, real = self.program.nodes[index], self.arithmetic
-        size = None
-        if node.operation is None:
-            count = int(np.prod(node.shape))
-            some = slice(self._used, self._used + count)
-            self._used += count
-            low, high = (real.array(x[some].reshape(node.shape)) for x in self._box)
-        elif isinstance(node.operation, Shift):
-            (k,) = node.arguments
-            low = real.down(self.low[k] + node.operation.constant)
-            high = real.up(self.high[k] + node.operation.constant)
-        else:
-            assert isinstance(node.operation, Linear)
-            low, high, size = self._linear(node.operation, node.arguments)
-        self.sizes.append(size)
-        return low, high
+    def line(self, index: int, of: Any, low_slope, high_slope) -> Lines:
+        """The lines of an activation with given slopes, for the boxes `of`."""
+        function = self.program.nodes[index].operation
+        assert isinstance(function, Activation)
+        low, high = (x[of] for x in self.boxes[index])
+        offsets = [function.offset(low, high, low_slope, 1),
+                   function.offset(low, high, high_slope, -1)]  # fmt: skip
+        real = self.arithmetic
+        return tuple(real.array(x) for x in (low_slope, offsets[0], high_slope, offsets[1]))  # type: ignore
+
+    def _next_input(self, shape):
+        count = int(np.prod(shape))
+        some = slice(self._used, self._used + count)
+        self._used += count
+        return (self.arithmetic.array(x[:, some].reshape(-1, *shape)) for x in self._inputs)
 
     def _linear(self, operation: Linear, arguments):
         real = self.arithmetic
-        lows, highs = (
-            [self.low[k][None] for k in arguments],
-            [self.high[k][None] for k in arguments],
-        )
+        lows, highs = [self.low[k] for k in arguments], [self.high[k] for k in arguments]
         if isinstance(operation, (Move, Reshape)):  # nothing is computed
-            low, high = operation.forward(lows)[0], operation.forward(highs)[0]
+            low, high = operation.forward(lows), operation.forward(highs)
             return low, high, np.maximum(np.abs(low), np.abs(high))
         centres = [(low + high) * real.half for low, high in zip(lows, highs, strict=True)]
         radii = [
             real.up(np.maximum(real.up(h - c), real.up(c - l)))
             for l, c, h in zip(lows, centres, highs, strict=True)
         ]
-        centre = operation.forward(centres)[0]
-        radius = operation.forward(radii, absolute=True)[0]
-        largest = [np.maximum(np.abs(l), np.abs(h)) for l, h in zip(lows, highs, strict=True)]
-        size = operation.forward(largest, absolute=True)[0]
+        centre = operation.forward(centres)
+        radius = operation.forward(radii, absolute=True)
+        size = operation.forward([self.magnitude(k) for k in arguments], absolute=True)
         # Centre and radius are each off by their own roundings; `size` is at least |W| |centre|,
         # and |W| radius is at most twice that. Its own rounding, and that of the sums of this line,
         # are in the last terms.
@@ -86,72 +124,98 @@ class Facts:
         size = size * (1 + real.slip(operation.terms + 2, operation.loose)) + real.tiny(terms)
         return real.down(centre - radius - off), real.up(centre + radius + off), size
 
-    def append(self, low: Any, high: Any) -> None:
-        """Settles the interval of the next value."""
-        if np.any(np.abs(low) > LARGEST) or np.any(np.abs(high) > LARGEST):
-            raise Refused(f"a value of the network may be larger than {LARGEST:g}")
-        if not np.all(low <= high):
-            raise Refused("an interval is empty or not a number")
-        self.low.append(low)
-        self.high.append(high)
+    def _tighten(self, function: Activation, argument: int) -> None:
+        """Both ends of those entries of an activation's argument where it matters."""
+        shape = self.low[argument].shape
+        ends = self.arithmetic.outward(self.low[argument], self.high[argument])
+        of, entry = np.nonzero(function.bent(*ends).reshape(shape[0], -1))
+        for begin in range(0, len(of), 2**16):
+            some = slice(begin, begin + 2**16)
+            for sign in (1, -1):
+                found = self.unit_bounds(argument, of[some], entry[some], sign, {})
+                self.improve(argument, of[some], entry[some], sign, found)
+
+    def unit_bounds(self, index: int, of, entry, sign: int, lines: dict[int, Lines]):
+        """Lower bounds on sign * (an entry of a value), each on the box given with it."""
+        shape = self.low[index].shape[1:]
+
+        def start(some: slice):
+            rows = np.zeros((len(of[some]), int(np.prod(shape))))
+            rows[np.arange(len(rows)), entry[some]] = sign
+            return {index: self.arithmetic.array(rows.reshape(-1, *shape))}
+
+        return lower_bounds(self, of, start, lines)
+
+    def improve(self, index: int, of, entry, sign: int, found) -> None:
+        """Makes intervals tighter by lower bounds on sign * entries."""
+        ends = self.low if sign > 0 else self.high
+        ends[index] = ends[index].copy()
+        flat = ends[index].reshape(len(ends[index]), -1)
+        best = np.maximum(sign * flat[of, entry], found)
+        flat[of, entry] = sign * best
+
+    def _activation(self, function: Activation, index: int, argument: int):
+        real = self.arithmetic
+        low, high = self.boxes[index] = real.outward(self.low[argument], self.high[argument])
+        self.lines[index] = self.line(index, slice(None), *function.slopes(low, high))
+        return tuple(map(real.array, function.image(low, high)))
 
 
-def lower_bounds(facts: Facts, start: dict[int, Any], lines: dict[int, tuple]) -> np.ndarray:
+def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -> np.ndarray:
     """For each row a lower bound on the sum of start[v] . v over the values v.
 
-    `start` has arrays (rows, *shape); `lines` has (low_slope, low_offset, high_slope, high_offset)
-    of activations, by node.
+    Args:
+        of: for each row, on which of the boxes.
+        start: a function that gives the arrays (rows, *shape) by node, for a slice of the rows.
+        lines: of activations, by node; arrays have an axis of rows. The default ones are used
+            where none are given.
     """
-    rows = len(next(iter(start.values())))
-    nodes = facts.program.nodes
-    widest = max(int(np.prod(node.shape)) for node in nodes)
+    widest = max(int(np.prod(node.shape)) for node in facts.program.nodes)
     at_once = max(_ENTRIES_AT_ONCE // widest, 1)
     parts = []
-    for begin in range(0, rows, at_once):
-        some = {k: g[begin : begin + at_once] for k, g in start.items()}
-        parts.append(_Pass(facts, some, lines).bounds())
+    for begin in range(0, len(of), at_once):
+        some = slice(begin, begin + at_once)
+        given = {k: tuple(x[some] for x in line) for k, line in lines.items()}
+        parts.append(_Pass(facts, of[some], start(some), given).bounds())
     return np.concatenate(parts)
 
 
 class _Pass:
-    def __init__(self, facts: Facts, start: dict[int, Any], lines: dict[int, tuple]):
-        self.facts, self.real = facts, facts.arithmetic
+    def __init__(self, facts: Facts, of, start: dict[int, Any], lines: dict[int, tuple]):
+        self.facts, self.real, self.of = facts, facts.arithmetic, of
         self.lines, self.cotangents = lines, dict(start)
-        self.rows = len(next(iter(start.values())))
-        zero = self.real.array(np.zeros(self.rows))
+        zero = self.real.array(np.zeros(len(of)))
         self.total, self.slip, self.size, self.added = zero, zero, zero, 0
 
     def _inner(self, one, other) -> Any:
-        """The inner product of every row of one array with another array."""
-        return (one * other).reshape(self.rows, -1).sum(axis=1)
+        """The inner product of every row of one array with that of another, or with one array."""
+        one = one.reshape(len(self.of), -1)
+        other = other.reshape(-1, one.shape[1])
+        if len(other) == 1:
+            return one @ other[0]
+        return (one * other).sum(axis=1) if self.real.exact else np.einsum("ij,ij->i", one, other)
 
-    def _charge(self, terms: int, loose: int, g, magnitude) -> None:
-        """A relative error in every entry of g . magnitude."""
-        rate = self.real.slip(terms, loose)
-        if rate:
-            self.slip = self.slip + rate * self._inner(np.abs(g), magnitude)
-
-    def _underflows(self, terms: int, magnitude) -> None:
-        if not self.real.exact:
-            self.slip = self.slip + self.real.tiny(terms) * (magnitude.sum() + 1)
+    def _underflows(self, terms: int, index: int) -> None:
+        self.slip = self.slip + self.real.tiny(terms) * (self.facts.totals[index][self.of] + 1)
 
     def _add(self, g, constant, magnitude) -> None:
         """g . constant goes to the total."""
         self.total = self.total + self._inner(g, constant)
-        count = int(np.prod(g.shape[1:])) + 2
-        self._charge(count, 0, g, magnitude)
-        self._underflows(count, np.zeros(1))
-        if not self.real.exact:
-            self.size = self.size + self._inner(np.abs(g), magnitude)
         self.added += 1
+        if not self.real.exact:
+            size, count = self._inner(np.abs(g), magnitude), int(np.prod(g.shape[1:])) + 2
+            self.slip = self.slip + self.real.slip(count, 0) * size + self.real.tiny(count)
+            self.size = self.size + size
 
     def _send(self, index: int, g) -> None:
         """Adds to the cotangent of a value."""
         if index in self.cotangents:
             old = self.cotangents[index]
-            magnitude = self.facts.magnitude(index)
-            self._charge(1, 0, np.abs(old) + np.abs(g), magnitude)
-            self._underflows(1, magnitude)
+            if not self.real.exact:
+                magnitude = self.facts.magnitude(index)[self.of]
+                size = self._inner(np.abs(old) + np.abs(g), magnitude)
+                self.slip = self.slip + self.real.slip(1, 0) * size
+                self._underflows(1, index)
             g = old + g
         self.cotangents[index] = g
 
@@ -162,40 +226,46 @@ class _Pass:
                 continue
             g, node = self.cotangents.pop(index), nodes[index]
             if node.operation is None:
-                ends = np.where(g > 0, facts.low[index], facts.high[index])
-                self._add(g, ends, facts.magnitude(index))
+                ends = np.where(g > 0, facts.low[index][self.of], facts.high[index][self.of])
+                self._add(g, ends, facts.magnitude(index)[self.of])
             elif isinstance(node.operation, Shift):
                 constant = node.operation.constant
                 self._add(g, constant, np.abs(constant))
                 self._send(node.arguments[0], g)
             elif isinstance(node.operation, Activation):
-                self._activation(node.arguments[0], g, self.lines[index])
+                self._activation(index, node.arguments[0], g)
             else:
-                self._linear(node, g, facts.sizes[index])
+                self._linear(index, node, g)
+            if not np.all(np.isfinite(np.asarray(self.slip, float))):
+                raise Refused("a pass back overflows")
         # The totals of all values are sums of `added` numbers.
         self.slip = self.slip + self.real.slip(2 * self.added + 2, 0) * self.size
         if self.real.exact:
             return self.total - self.slip
         return np.nextafter(self.total - self.slip * _GENEROUS, -np.inf)
 
-    def _activation(self, argument: int, g, line) -> None:
+    def _activation(self, index: int, argument: int, g) -> None:
+        line = self.lines.get(index) or [x[self.of] for x in self.facts.lines[index]]
         low_slope, low_offset, high_slope, high_offset = line
-        up, down = np.where(g > 0, g, 0), np.where(g < 0, -g, 0)
-        self._add(up, low_offset, np.abs(low_offset))
-        self._add(-down, high_offset, np.abs(high_offset))
-        if low_slope.ndim >= g.ndim:  # a maximum
-            up, down = up[..., None], down[..., None]
-        back = up * low_slope - down * high_slope  # one of the two is zero
-        magnitude = self.facts.magnitude(argument)
-        self._charge(1, 0, back, magnitude)
-        self._underflows(2, magnitude)
+        up = g > 0
+        self._add(g, chosen := np.where(up, low_offset, high_offset), np.abs(chosen))
+        if low_slope.ndim > g.ndim:  # a maximum
+            g, up = g[..., None], up[..., None]
+        back = g * np.where(up, low_slope, high_slope)
+        if not self.real.exact:
+            size = self._inner(np.abs(back), self.facts.magnitude(argument)[self.of])
+            self.slip = self.slip + self.real.slip(1, 0) * size
+            self._underflows(2, argument)
         self._send(argument, back)
 
-    def _linear(self, node, g, size) -> None:
+    def _linear(self, index: int, node, g) -> None:
         operation, nodes = node.operation, self.facts.program.nodes
+        rate = self.real.slip(operation.back_terms, operation.loose)
+        if rate:
+            size = self.facts.sizes[index][self.of]
+            self.slip = self.slip + rate * self._inner(np.abs(g), size)
         shapes = [nodes[k].shape for k in node.arguments]
-        self._charge(operation.back_terms, operation.loose, g, size)
         for k, back in zip(node.arguments, operation.transposed(g, shapes), strict=True):
-            if operation.back_terms:
-                self._underflows(operation.back_terms, self.facts.magnitude(k))
+            if operation.back_terms and not self.real.exact:
+                self._underflows(operation.back_terms, k)
             self._send(k, back)

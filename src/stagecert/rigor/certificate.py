@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,41 +12,64 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.rigor.functions import Refused
+from stagecert.rigor.numbers import LARGEST
 
 FORMAT = "stagecert certificate"
 VERSION = 1
-_LARGEST_HEADER = 2**28
-_LARGEST_ARRAY = 2**31
+SLOPES = ("<f2", "<f4", "<f8")
+_LARGEST_HEADER = 2**24
+_LARGEST_ARRAY = 2**26
+
+Slopes = tuple[str | None, str | None]  # names of the arrays below and above; None: default
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Entries of an activation's argument that get a pass back with slopes of their own.
+
+    Attributes:
+        entries: the name of an array of flat indices.
+        sides: the name of an array of 1 (low ends) and -1 (high ends).
+        slopes: of all earlier activations, with an axis of rows in front.
+    """
+
+    entries: str
+    sides: str
+    slopes: tuple[Slopes | None, ...]
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What refutes one part of a case's box; arrays are given by their names.
+    """What one leaf uses instead of the defaults.
 
     Attributes:
-        multipliers: of the case's output rows and then of its input rows.
-        boxes: (low, high) for the argument of every activation.
-        justify: for every activation None (interval arithmetic) or the lines of all earlier ones.
-        lines: of every activation, for the bound itself. A line is four names, or None for the
-            default.
+        slopes: of every activation, for the bound; None is the default.
+        boxes: for every activation the rows that make its argument's interval tighter, or None.
     """
 
-    multipliers: str
-    boxes: tuple[tuple[str, str], ...]
-    justify: tuple[tuple | None, ...]
-    lines: tuple[tuple[str, str, str, str] | None, ...]
+    slopes: tuple[Slopes | None, ...]
+    boxes: tuple[Rows | None, ...]
 
 
 @dataclass(frozen=True)
-class Tree:
-    """Splits in preorder, (axis, position) or None for a leaf, and the leaves in that order."""
+class Case:
+    """The splits of a case's box in preorder, and what refutes it on the leaves.
 
-    splits: tuple[tuple[int, float] | None, ...]
-    leaves: tuple[Leaf, ...]
+    Attributes:
+        axes: for every node of the tree the axis that it is cut along, or -1 for a leaf.
+        cuts: where.
+        multipliers: (leaves, rows), of the case's output rows and then of its input rows.
+        leaves: those that need more than defaults, by number.
+    """
+
+    axes: np.ndarray
+    cuts: np.ndarray
+    multipliers: np.ndarray
+    leaves: dict[int, Leaf]
 
 
 class Certificate:
-    """An open certificate."""
+    """An open certificate for a model with a number of activations."""
 
     def __init__(self, path: Path):
         try:
@@ -53,13 +77,14 @@ class Certificate:
             names = self._zip.namelist()
             if self._zip.getinfo("header.json").file_size > _LARGEST_HEADER:
                 raise ProblemError(f"{path}: the header is too large.")
-            header = json.loads(self._zip.read("header.json"), object_pairs_hook=_unique)
+            self._header = json.loads(self._zip.read("header.json"), object_pairs_hook=_unique)
         except OSError as error:
             raise ProblemError(f"{path}: cannot be read: {error.strerror or error}.") from None
         except ProblemError:
             raise
         except Exception as error:  # damaged files are damaged in many ways
-            raise ProblemError(f"{path}: is no certificate: {error}.") from None
+            raise ProblemError(f"{path}: is no certificate: {str(error)[:200]}.") from None
+        header = self._header
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise ProblemError(f"{path}: is no stagecert certificate.")
         if type(header.get("version")) is not int or header["version"] != VERSION:
@@ -69,65 +94,90 @@ class Certificate:
             raise Refused("the certificate has two members of one name")
         _keys(header, "format version stagecert model_sha256 property_sha256 cases")
         self.model, self.property = header["model_sha256"], header["property_sha256"]
-        self.cases = [self._tree(case) for case in _list(header["cases"])]
+
+    def cases(self, activations: int, rows: list[int]) -> list[Case]:
+        """All cases, for a model with so many activations and cases with so many rows."""
+        given = _list(self._header["cases"], len(rows), "cases")
+        found = [self._case(case, activations, count)
+                 for case, count in zip(given, rows, strict=True)]  # fmt: skip
         if self._used != self._members:
             extra = sorted(self._members - self._used)
             raise Refused(f"the certificate has members that nothing refers to: {extra[:3]}")
+        return found
 
-    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A finite float64 array of the given shape."""
-        info = self._zip.getinfo(f"{name}.npy")
-        if info.file_size > _LARGEST_ARRAY:
-            raise Refused(f"the array '{name}' is too large")
+    def array(self, name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...]) -> np.ndarray:
+        """A finite array of one of the given types and the given shape; None is any length."""
         try:
-            with self._zip.open(info) as file:
-                data = io.BytesIO(file.read())
-            found = np.lib.format.read_array(data, allow_pickle=False)
+            info = self._zip.getinfo(f"{name}.npy")
+            if info.file_size > _LARGEST_ARRAY:
+                raise ValueError("it is too large")
+            data = io.BytesIO(self._zip.read(info))
+            if np.lib.format.read_magic(data) != (1, 0):
+                raise ValueError("it has another version of NumPy's format")
+            length, fortran, dtype = np.lib.format.read_array_header_1_0(data)
+            if fortran or dtype not in map(np.dtype, kinds):
+                raise ValueError(f"it is {dtype}, not {' or '.join(kinds)} in C order")
+            if len(length) != len(shape) or any(
+                n not in (m, None) for m, n in zip(length, shape, strict=True)
+            ):
+                raise ValueError(f"its shape is {length}, not {shape}")
+            rest = data.read()
+            if len(rest) != math.prod(length) * dtype.itemsize:
+                raise ValueError("its length does not fit its shape")
         except Exception as error:
-            raise Refused(f"the array '{name}' is damaged: {error}") from None
-        if data.read(1) or found.dtype != np.dtype("<f8") or found.shape != shape:
-            raise Refused(
-                f"the array '{name}' is {found.dtype} {found.shape} instead of float64 {shape}"
-            )
+            raise Refused(f"the array '{name}' is damaged: {str(error)[:200]}") from None
+        found = np.frombuffer(rest, dtype).reshape(length)
         if not np.all(np.isfinite(found)):
             raise Refused(f"the array '{name}' has entries that are not finite")
-        return np.ascontiguousarray(found)
+        return found
+
+    def slopes(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        """Slopes as float64."""
+        found = self.array(name, SLOPES, shape).astype(np.float64)
+        if np.any(np.abs(found) > LARGEST):
+            raise Refused(f"the array '{name}' has entries that are too large")
+        return found
 
     def _name(self, name: Any) -> str:
         member = f"{name}.npy"
         if type(name) is not str or member not in self._members:
-            raise Refused(f"the array {name!r} is missing")
+            raise Refused(f"the array {str(name)[:60]!r} is missing")
         self._used.add(member)
         return name
 
-    def _names(self, names: Any, count: int) -> tuple:
-        return tuple(self._name(name) for name in _list(names, count))
+    def _case(self, case: Any, activations: int, rows: int) -> Case:
+        _keys(case, "axes cuts multipliers leaves")
+        axes = self.array(self._name(case["axes"]), ("<i4",), (None,))
+        cuts = self.array(self._name(case["cuts"]), ("<f8",), axes.shape)
+        shape = (int(np.sum(axes == -1)), rows)
+        multipliers = self.array(self._name(case["multipliers"]), ("<f8",), shape)
+        leaves: dict[int, Leaf] = {}
+        for leaf in _list(case["leaves"], None, "leaves"):
+            _keys(leaf, "number slopes boxes")
+            number = leaf["number"]
+            if type(number) is not int or not 0 <= number < len(multipliers) or number in leaves:
+                raise Refused(f"there is no leaf {str(number)[:60]}, or it is given twice")
+            slopes = self._slopes(leaf["slopes"], activations)
+            boxes = _list(leaf["boxes"], activations, "boxes")
+            leaves[number] = Leaf(slopes, tuple(self._rows(x, k) for k, x in enumerate(boxes)))
+        return Case(axes, cuts, multipliers, leaves)
 
-    def _lines(self, items: Any, count: int | None = None) -> tuple:
-        return tuple(
-            None if item == "default" else self._names(item, 4) for item in _list(items, count)
-        )
+    def _slopes(self, items: Any, count: int) -> tuple[Slopes | None, ...]:
+        found = []
+        for item in _list(items, count, "slopes"):
+            if item is not None:
+                item = tuple(None if x is None else self._name(x) for x in _list(item, 2, "slopes"))
+            found.append(item)
+        return tuple(found)
 
-    def _tree(self, case: Any) -> Tree:
-        _keys(case, "splits leaves")
-        splits: list[tuple[int, float] | None] = []
-        for split in _list(case["splits"]):
-            if split is not None:
-                axis, at = _list(split, 2)
-                if type(axis) is not int or type(at) is not float:
-                    raise Refused(f"{split} is no split")
-                split = axis, at
-            splits.append(split)
-        return Tree(tuple(splits), tuple(self._leaf(leaf) for leaf in _list(case["leaves"])))
-
-    def _leaf(self, leaf: Any) -> Leaf:
-        _keys(leaf, "multipliers boxes justify lines")
-        boxes = tuple(self._names(pair, 2) for pair in _list(leaf["boxes"]))
-        justify = []
-        for k, item in enumerate(_list(leaf["justify"], len(boxes))):
-            justify.append(None if item == "ibp" else self._lines(item, k))
-        lines = self._lines(leaf["lines"], len(boxes))
-        return Leaf(self._name(leaf["multipliers"]), boxes, tuple(justify), lines)
+    def _rows(self, item: Any, before: int) -> Rows | None:
+        if item is None:
+            return None
+        _keys(item, "entries sides slopes")
+        return Rows(
+            self._name(item["entries"]), self._name(item["sides"]),
+            self._slopes(item["slopes"], before),
+        )  # fmt: skip
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,7 +192,7 @@ def _keys(found: Any, keys: str) -> None:
         raise Refused(f"an entry of the header must have exactly the keys {keys}")
 
 
-def _list(found: Any, length: int | None = None) -> list:
+def _list(found: Any, length: int | None, what: str) -> list:
     if type(found) is not list or (length is not None and len(found) != length):
-        raise Refused(f"the header has {str(found)[:60]!r} where a list of {length} should be")
+        raise Refused(f"'{what}' is not a list" + ("" if length is None else f" of {length}"))
     return found

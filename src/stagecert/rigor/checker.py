@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -13,12 +14,15 @@ import numpy as np
 from stagecert import properties
 from stagecert.errors import ProblemError
 from stagecert.rigor import graph, operators  # noqa: F401  (operators registers itself)
-from stagecert.rigor.bounds import Facts, lower_bounds
-from stagecert.rigor.certificate import Certificate, Leaf, Tree
+from stagecert.rigor.bounds import Facts, Lines, lower_bounds
+from stagecert.rigor.certificate import Case, Certificate, Leaf, Slopes
 from stagecert.rigor.functions import Activation, Refused
 from stagecert.rigor.numbers import EPS, Arithmetic
 
 _LARGEST_FILE = 2**31
+_MOST_NUMBERS = 2**26  # in the boxes of all leaves; a leaf counts as 64 at least
+_NUMBERS_AT_ONCE = 2**22  # in the intervals of some leaves
+_MOST_BOXES = 512
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Report:
     Attributes:
         accepted: whether every step of the certificate holds, so that the property does.
         reasons: why not.
-        bounds: for every case, for every leaf: the lower bound that refutes it.
+        bounds: for every case, for every leaf: the lower bound that refutes it. Those that were not
+            reached are NaN.
     """
 
     accepted: bool
@@ -36,7 +41,13 @@ class Report:
     bounds: tuple[tuple[float, ...], ...] = field(default=())
 
 
-def check(model_path, property_path, certificate_path, exact: bool = False) -> Report:
+def check(
+    model_path,
+    property_path,
+    certificate_path,
+    exact: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
     """Whether a certificate proves that a model has no counterexample to a property.
 
     Args:
@@ -44,13 +55,15 @@ def check(model_path, property_path, certificate_path, exact: bool = False) -> R
         property_path: a VNN-LIB file, plain or gzipped.
         certificate_path: the certificate.
         exact: compute in rationals instead of float64 with allowances for rounding; slow.
+        progress: is called with how many leaves are finished, and how many there are.
 
     Raises:
         ProblemError: one of the files cannot be read at all.
     """
     model, text = contents(model_path), contents(property_path)
     wanted = properties.load(text)
-    bounds: list[tuple[float, ...]] = []
+    bounds: list[np.ndarray] = []
+    reasons: tuple[str, ...] = ()
     try:
         certificate = Certificate(Path(certificate_path))
         for data, digest, what in (
@@ -60,15 +73,30 @@ def check(model_path, property_path, certificate_path, exact: bool = False) -> R
             if hashlib.sha256(data).hexdigest() != digest:
                 raise Refused(f"the certificate is for another {what}")
         with np.errstate(all="ignore"):
-            _Checker(graph.read(model, Arithmetic(exact)), wanted, certificate, exact, bounds).run()
+            checker = Checker(graph.read(model, Arithmetic(exact)), wanted, exact)
+            rows = [len(case.outputs) + len(case.input_rows) for case in wanted.cases]
+            cases = certificate.cases(len(checker.activations), rows)
+            bounds += [np.full(len(case.multipliers), np.nan) for case in cases]
+            tasks = [task for n, case in enumerate(cases) for task in checker.tasks(n, case)]
+            finished = 0
+            for some, found in checker.bounds(certificate, tasks):
+                for task, bound in zip(some, found, strict=True):
+                    if not checker.refutes(task, bound):
+                        raise Refused(
+                            f"case {task.case + 1}, leaf {task.number + 1}: the bound is "
+                            f"{float(_number(bound)):g}, which refutes nothing"
+                        )
+                    bounds[task.case][task.number] = float(_number(bound))
+                finished += len(some)
+                if progress is not None:
+                    progress(finished, len(tasks))
     except Refused as error:
-        return Report(False, (str(error),), tuple(bounds))
+        reasons = (str(error),)
     except ProblemError:
         raise
     except Exception as error:  # a damaged model can be wrong in any way: it is never accepted
-        reason = f"cannot be followed: {type(error).__name__}: {error}"
-        return Report(False, (reason,), tuple(bounds))
-    return Report(True, (), tuple(bounds))
+        reasons = (f"cannot be followed: {type(error).__name__}: {error}",)
+    return Report(not reasons, reasons, tuple(tuple(map(float, found)) for found in bounds))
 
 
 def contents(path) -> bytes:
@@ -85,84 +113,152 @@ def contents(path) -> bytes:
     return data
 
 
-class _Checker:
-    def __init__(self, program: graph.Program, wanted, certificate: Certificate, exact, bounds):
-        self.program, self.wanted, self.certificate = program, wanted, certificate
-        self.real, self.bounds = Arithmetic(exact), bounds
-        self.activations = program.activations
-        self.sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
-        self.proven: set[tuple] = set()  # lines that were found to be valid
-        self.latest: tuple[Any, Any] = (None, None)  # what one set of boxes is known to imply
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A case to refute on a leaf's box, by some multipliers, with a leaf's own slopes if any."""
 
-    def run(self) -> None:
-        """Checks all cases; the first fault ends in `Refused`."""
-        nodes, wanted = self.program.nodes, self.wanted
-        outputs = sum(int(np.prod(nodes[k].shape)) for k in self.program.outputs)
+    case: int
+    number: int
+    low: np.ndarray
+    high: np.ndarray
+    multipliers: tuple[float, ...]
+    leaf: Leaf | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Objective:
+    """What every counterexample makes <= 0, or < 0 if `strict`: sum of g_v . v, plus a constant.
+
+    `terms` has g_v by node, and how far its entries are off; so have the constants.
+    """
+
+    terms: dict[int, tuple[Any, Any]]
+    constant: tuple[Any, Any]
+    strict: bool
+
+
+class Checker:
+    """Bounds the cases of one property of one model on boxes."""
+
+    def __init__(self, program: graph.Program, wanted: properties.Property, exact: bool = False):
+        self.program, self.wanted, self.real = program, wanted, Arithmetic(exact)
+        self.activations = program.activations
+        self._objectives: dict[tuple, _Objective] = {}
+        self._numbers = 0
+        sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
+        outputs = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)
         if len(wanted.networks) != 1:
             raise Refused("properties of several networks are not supported")
-        if wanted.sizes[0] != sum(self.sizes) or wanted.sizes[1] != outputs:
+        if wanted.sizes[0] != sum(sizes) or wanted.sizes[1] != outputs:
             raise Refused(
                 f"the property has {wanted.sizes[0]} inputs and {wanted.sizes[1]} outputs, the "
-                f"model {sum(self.sizes)} and {outputs}"
+                f"model {sum(sizes)} and {outputs}"
             )
         declared = [tensor.size for tensor in wanted.inputs]
-        if len(declared) > 1 and declared != self.sizes:
+        if len(declared) > 1 and declared != sizes:
             raise Refused("the inputs of the property and of the model have different sizes")
-        if len(self.certificate.cases) != len(wanted.cases):
-            raise Refused(
-                f"the certificate has {len(self.certificate.cases)} cases, the property "
-                f"{len(wanted.cases)}"
-            )
-        for number, (case, tree) in enumerate(
-            zip(wanted.cases, self.certificate.cases, strict=True), 1
-        ):
-            found: list[float] = []
-            self.bounds.append(())
-            for low, high, leaf in boxes(case, tree):
-                try:
-                    found.append(self.leaf(case, low, high, leaf))
-                except Refused as error:
-                    raise Refused(f"case {number}, leaf {len(found) + 1}: {error}") from None
-                self.bounds[-1] = tuple(found)
 
-    def leaf(self, case, low, high, leaf: Leaf) -> float:
-        """The bound that refutes a case on a box."""
-        if len(leaf.boxes) != len(self.activations):
-            raise Refused(
-                f"{len(leaf.boxes)} boxes for {len(self.activations)} activations of the model"
-            )
-        key = low.tobytes(), high.tobytes(), leaf.boxes, leaf.justify
-        if self.latest[0] != key:
-            self.latest = key, self.facts(low, high, leaf)
-        facts = self.latest[1]
-        lines = {
-            index: self.line(facts, leaf, number, leaf.lines[number])
-            for number, index in enumerate(self.activations)
-        }
-        start, constant, slip, strict = self.objective(case, facts, leaf)
-        bound = lower_bounds(facts, start, lines)[0]
+    def tasks(self, number: int, case: Case) -> list[Task]:
+        """The leaves with their boxes: parts of parts of the case's box, so they cover it."""
+        inputs = self.wanted.cases[number].inputs
+        stack = [(np.array(inputs.lower64, float), np.array(inputs.upper64, float))]
+        self._numbers += len(case.multipliers) * max(len(stack[0][0]), 64)
+        if self._numbers > _MOST_NUMBERS:
+            raise Refused("there are too many leaves")
+        found: list[Task] = []
+        for axis, at in zip(case.axes.tolist(), case.cuts.tolist(), strict=True):
+            if not stack:
+                raise Refused("a tree has more nodes than parts")
+            low, high = stack.pop()
+            if axis == -1:
+                k = len(found)
+                multipliers = tuple(case.multipliers[k].tolist())
+                found.append(Task(number, k, low, high, multipliers, case.leaves.get(k)))
+                continue
+            if not 0 <= axis < len(low) or not low[axis] <= at <= high[axis]:
+                raise Refused(f"a split at {at} along axis {axis} is outside of its box")
+            left, right = high.copy(), low.copy()
+            left[axis] = right[axis] = at
+            stack += [(right, high), (low, left)]
+        if stack:
+            raise Refused("a tree has fewer nodes than parts")
+        return found
+
+    def bounds(self, certificate: Certificate | None, tasks: list[Task]) -> Iterator:
+        """(some tasks, their lower bounds) until all are done; boxes that recur are worked once."""
+        numbers = sum(int(np.prod(node.shape)) for node in self.program.nodes)
+        at_once = min(max(_NUMBERS_AT_ONCE // numbers, 1), _MOST_BOXES)
+        kinds: dict[tuple, list[Task]] = {}
+        for task in tasks:
+            boxes = task.leaf.boxes if task.leaf is not None else ()
+            boxes = boxes if any(rows is not None for rows in boxes) else ()
+            kinds.setdefault((task.low.tobytes(), task.high.tobytes(), boxes), []).append(task)
+        plain = [same for key, same in kinds.items() if not key[2]]
+        batches = [plain[k : k + at_once] for k in range(0, len(plain), at_once)]
+        batches += [[same] for key, same in kinds.items() if key[2]]
+        for batch in batches:
+            low = np.stack([same[0].low for same in batch])
+            high = np.stack([same[0].high for same in batch])
+            facts = Facts(self.real, self.program, low, high)
+            leaf = batch[0][0].leaf
+            if leaf is not None and any(rows is not None for rows in leaf.boxes):
+                facts.derive(lambda facts, index, argument, leaf=leaf: self.tighten(
+                    certificate, leaf, facts, index, argument))  # fmt: skip
+            else:
+                facts.derive()
+            every = [(task, box) for box, same in enumerate(batch) for task in same]
+            of = np.array([box for _, box in every])
+            default = np.array([t.leaf is None or not any(t.leaf.slopes) for t, _ in every])
+            groups = [np.flatnonzero(default)] if default.any() else []
+            groups += [np.array([k]) for k in np.flatnonzero(~default)]
+            for rows in groups:
+                some = [every[k][0] for k in rows]
+                lines = {}
+                if some[0].leaf is not None and any(some[0].leaf.slopes):
+                    lines = self._lines(certificate, facts, some[0].leaf.slopes, of[rows])
+                yield some, self._bound(facts, of[rows], some, lines)
+
+    def refutes(self, task: Task, bound: Any) -> bool:
+        """Whether a lower bound on a task's combination of rows leaves no counterexample."""
+        strict = self._objective(task.case, task.multipliers).strict
+        return bool(bound > 0 or (strict and bound == 0))
+
+    def _bound(self, facts: Facts, of, tasks: list[Task], lines: dict[int, Lines]) -> np.ndarray:
+        goals = [self._objective(task.case, task.multipliers) for task in tasks]
+        nodes = sorted({index for goal in goals for index in goal.terms})
+        dtype = object if self.real.exact else float
+
+        def stacked(index: int, k: int) -> np.ndarray:
+            """The coefficients of a value in all objectives (k = 0), or how far they are off."""
+            shape = self.program.nodes[index].shape
+            nothing = np.zeros(int(np.prod(shape)), dtype), np.zeros(int(np.prod(shape)), dtype)
+            rows = [goal.terms.get(index, nothing)[k] for goal in goals]
+            return np.stack(rows).reshape(-1, *shape)
+
+        given = {index: stacked(index, 0) for index in nodes}
+        bound = lower_bounds(facts, of, lambda some: {k: g[some] for k, g in given.items()}, lines)
+        constant, slip = (np.array([goal.constant[k] for goal in goals], dtype) for k in (0, 1))
+        for index in nodes:
+            off = stacked(index, 1)
+            if np.any(off):
+                off = (off * facts.magnitude(index)[of]).reshape(len(of), -1).sum(axis=1)
+                slip = slip + off * 1.001
         if self.real.exact:
-            bound = bound + constant - slip
-        else:
-            size = abs(bound) + abs(constant) + slip
-            bound = bound + constant - slip - 8 * EPS * size
-        if not (bound > 0 or (strict and bound == 0)):
-            raise Refused(f"the bound is {float(_number(bound)):g}, which refutes nothing")
-        return float(_number(bound))
+            return bound + constant - slip
+        size = np.abs(bound) + np.abs(constant) + slip
+        return bound + constant - slip - 8 * EPS * size
 
-    def objective(self, case, facts: Facts, leaf: Leaf):
-        """What every counterexample makes <= 0: cotangents, a constant, an error; if strict, < 0.
-
-        It is the sum of multiplier * (row . (X, Y) - bound) over the rows of the case.
-        """
-        rows = (*case.outputs, *case.input_rows)
-        multipliers = self.certificate.array(leaf.multipliers, (len(rows),))
-        if np.any(multipliers < 0) or not np.any(multipliers > 0):
+    def _objective(self, number: int, multipliers: tuple[float, ...]) -> _Objective:
+        """The sum of multiplier * (row . (X, Y) - bound) over the rows of a case."""
+        key = number, multipliers
+        if key in self._objectives:
+            return self._objectives[key]
+        case = self.wanted.cases[number]
+        if min(multipliers, default=0) < 0 or not any(multipliers):
             raise Refused("multipliers must not be negative, and not all zero")
-        inputs = [Fraction(0)] * self.wanted.sizes[0]
-        outputs = [Fraction(0)] * self.wanted.sizes[1]
+        sums: dict[int, list[Fraction]] = {}
         constant, strict = Fraction(0), False
-        for row, multiplier in zip(rows, map(float, multipliers), strict=True):
+        for row, multiplier in zip((*case.outputs, *case.input_rows), multipliers, strict=True):
             if not multiplier:
                 continue
             if row.hidden:
@@ -170,140 +266,64 @@ class _Checker:
             weight = Fraction(multiplier)
             strict |= row.strict
             constant -= weight * row.bound
-            for target, terms in ((inputs, row.inputs), (outputs, row.outputs)):
-                for index, coefficient in terms:
-                    target[index] += weight * coefficient
-        slip: Any = 0
-        start: dict[int, Any] = {}
-        for values, sources in ((inputs, self.program.inputs), (outputs, self.program.outputs)):
-            place = 0
-            for index in sources:
-                shape = self.program.nodes[index].shape
-                count = int(np.prod(shape))
-                some = [self.real.near(v) for v in values[place : place + count]]
-                place += count
-                numbers, off = (
-                    np.array([pair[k] for pair in some], object if self.real.exact else float)
-                    for k in (0, 1)
-                )
-                magnitude = facts.magnitude(index).reshape(-1)
-                slip = slip + (off * magnitude).sum() * (1 if self.real.exact else 1.001)
-                if index in start:  # one value is an input and an output, or two outputs
-                    both = self.real.array(np.zeros(shape)) + start[index][0]
-                    error = np.abs(both) + np.abs(numbers.reshape(shape))
-                    slip = slip + self.real.slip(2, 0) * (error * facts.magnitude(index)).sum()
-                    numbers = both + numbers.reshape(shape)
-                start[index] = numbers.reshape(1, *shape)
-        number, off = self.real.near(constant)
-        return start, number, slip + off, strict
+            for nodes, terms in (
+                (self.program.inputs, row.inputs),
+                (self.program.outputs, row.outputs),
+            ):
+                for place, coefficient in terms:
+                    for index in nodes:  # which of the values the place is in
+                        size = int(np.prod(self.program.nodes[index].shape))
+                        if place < size:
+                            break
+                        place -= size
+                    sums.setdefault(index, [Fraction(0)] * size)[place] += weight * coefficient
+        near = {k: list(zip(*map(self.real.near, v), strict=True)) for k, v in sums.items()}
+        dtype = object if self.real.exact else float
+        terms = {k: (np.array(a, dtype), np.array(b, dtype)) for k, (a, b) in near.items()}
+        found = _Objective(terms, self.real.near(constant), strict)
+        if len(self._objectives) < 10_000:
+            self._objectives[key] = found
+        return found
 
-    def facts(self, low, high, leaf: Leaf) -> Facts:
-        """Intervals of all values, with the claimed boxes shown to be true."""
-        facts = Facts(self.real, self.program, low, high)
-        claimed = iter(range(len(self.activations)))
-        for index, node in enumerate(self.program.nodes):
-            if not isinstance(node.operation, Activation):
-                facts.append(*facts.derive())
+    def _lines(
+        self, certificate, facts: Facts, slopes: tuple[Slopes | None, ...], of, rows: bool = False
+    ) -> dict[int, Lines]:
+        """Lines with given slopes, for boxes `of`; the arrays have an axis of `rows` or not."""
+        lines = {}
+        for index, pair in zip(self.activations, slopes, strict=False):
+            if pair is None:
                 continue
-            number, argument = next(claimed), node.arguments[0]
-            shape = self.program.nodes[argument].shape
-            box_low, box_high = (self.certificate.array(name, shape) for name in leaf.boxes[number])
-            if np.any(box_low > box_high):
-                raise Refused(f"the box of activation {number + 1} is empty")
-            exact_low, exact_high = self.real.array(box_low), self.real.array(box_high)
-            self.justify(facts, argument, exact_low, exact_high, leaf, number)
-            facts.low[argument] = np.maximum(facts.low[argument], exact_low)
-            facts.high[argument] = np.minimum(facts.high[argument], exact_high)
-            least, most = node.operation.image(box_low, box_high)
-            facts.sizes.append(None)
-            facts.append(self.real.array(least), self.real.array(most))
-            if index != len(facts.low) - 1:
-                raise AssertionError("values are out of order")
-        return facts
+            function, box = self.program.nodes[index].operation, facts.boxes[index]
+            assert isinstance(function, Activation)
+            shape = box[0].shape[1:]
+            low, high = function.slopes(*(x[of] for x in box))
+            low, high = (
+                x if name is None
+                else np.broadcast_to(certificate.slopes(name, (len(of), *shape) if rows else shape),
+                                     x.shape)
+                for name, x in zip(pair, (low, high), strict=True)
+            )  # fmt: skip
+            lines[index] = facts.line(index, of, low, high)
+        return lines
 
-    def justify(self, facts: Facts, argument: int, low, high, leaf: Leaf, number: int) -> None:
-        """The argument of an activation is in the claimed box."""
-        under, over = facts.low[argument] < low, facts.high[argument] > high
-        if not np.any(under) and not np.any(over):
-            return
-        name = f"the box of activation {number + 1}"
-        given = leaf.justify[number]
+    def tighten(self, certificate, leaf: Leaf, facts: Facts, index: int, argument: int) -> None:
+        """Passes back with slopes that the leaf gives for single entries of an argument."""
+        given = leaf.boxes[self.activations.index(index)]
         if given is None:
-            raise Refused(f"{name} is smaller than interval arithmetic says")
-        lines = {
-            self.activations[k]: self.line(facts, leaf, k, names) for k, names in enumerate(given)
-        }
-        for where, box, sign in ((under, low, 1), (over, high, -1)):
-            entries = np.flatnonzero(where)
-            if not len(entries):
-                continue
-            at_once = max(2**24 // where.size, 1)
-            for begin in range(0, len(entries), at_once):
-                some = entries[begin : begin + at_once]
-                rows = np.zeros((len(some), where.size))
-                rows[np.arange(len(some)), some] = sign
-                rows = self.real.array(rows.reshape(-1, *where.shape))
-                found = lower_bounds(facts, {argument: rows}, lines)
-                if not np.all(found >= sign * box.reshape(-1)[some]):
-                    raise Refused(f"{name} is smaller than its lines prove")
-
-    def line(self, facts: Facts, leaf: Leaf, number: int, names) -> tuple:
-        """The lines of an activation, shown to be valid on its claimed box."""
-        node = self.program.nodes[self.activations[number]]
-        argument = self.program.nodes[node.arguments[0]].shape
-        low, high = (self.certificate.array(name, argument) for name in leaf.boxes[number])
-        function = node.operation
-        assert isinstance(function, Activation)
-        if names is None:
-            if function.kind != "relu":
-                raise Refused(f"there are no default lines for {function.kind}")
-            lines = default_lines(low, high)
-        else:
-            shapes = (argument, node.shape) * 2
-            lines = tuple(self.certificate.array(n, s) for n, s in zip(names, shapes, strict=True))
-        key = number, leaf.boxes[number], names
-        if key not in self.proven:
-            for side, slope, offset in ((1, *lines[:2]), (-1, *lines[2:])):
-                if not function.holds(low, high, slope, offset, side):
-                    where = "below" if side > 0 else "above"
-                    raise Refused(f"a line is not {where} activation {number + 1} on its box")
-            self.proven.add(key)
-        return tuple(self.real.array(x) for x in lines)
-
-
-def default_lines(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The lines of relu that a certificate may leave out."""
-    unstable = (low < 0) & (high > 0)
-    low_slope = np.where(unstable, high > -low, low >= 0).astype(float)
-    width = np.where(unstable, high - low, 1)
-    slope = np.where(unstable, high / width, low_slope)
-    offset = np.maximum(-slope * low, high - slope * high) + 8 * EPS * high
-    offset = np.where(unstable, offset, 0)
-    return low_slope, np.zeros(low.shape), slope, offset
-
-
-def boxes(case, tree: Tree):
-    """The leaves with their boxes: halves of halves of the case's box, so they cover it."""
-    stack = [(np.array(case.input_lower64, float), np.array(case.input_upper64, float))]
-    leaves = iter(tree.leaves)
-    for split in tree.splits:
-        if not stack:
-            raise Refused("a tree has more splits than parts")
-        low, high = stack.pop()
-        if split is None:
-            leaf = next(leaves, None)
-            if leaf is None:
-                raise Refused("a tree has a leaf without a proof")
-            yield low, high, leaf
-            continue
-        axis, at = split
-        if not 0 <= axis < len(low) or not low[axis] <= at <= high[axis]:
-            raise Refused(f"a split at {at} along axis {axis} is outside of its box")
-        left, right = high.copy(), low.copy()
-        left[axis] = right[axis] = at
-        stack += [(right, high), (low, left)]
-    if stack or next(leaves, None) is not None:
-        raise Refused("a tree does not fit its leaves")
+            return
+        entries = certificate.array(given.entries, ("<i4",), (None,))
+        sides = certificate.array(given.sides, ("<i4",), entries.shape)
+        size = int(np.prod(self.program.nodes[argument].shape))
+        if np.any(entries < 0) or np.any(entries >= size) or np.any(np.abs(sides) != 1):
+            raise Refused("entries or sides of a box are impossible")
+        of = np.zeros(len(entries), int)
+        lines = self._lines(certificate, facts, given.slopes, of, rows=True)
+        for sign in (1, -1):
+            some = np.flatnonzero(sides == sign)
+            if len(some):
+                mine = {k: tuple(x[some] for x in line) for k, line in lines.items()}
+                found = facts.unit_bounds(argument, of[some], entries[some], sign, mine)
+                facts.improve(argument, of[some], entries[some], sign, found)
 
 
 def _number(x: Any) -> Any:

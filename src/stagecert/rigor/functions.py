@@ -1,11 +1,11 @@
-"""Activations: what they make of intervals, and whether lines really are below or above them.
+"""Activations: what they make of intervals, and lines of given slopes below and above them.
 
-Piecewise linear functions and maxima are compared with lines exactly: by comparisons that involve
-no rounding, by float64 where the result is larger than any rounding, and otherwise in rationals.
-Smooth functions are cut into regions on which they are convex or concave, and evaluated in ball
-arithmetic (Arb), whose results enclose the true ones. On a region where function minus line is
-concave, its minimum is at an end; where it is convex, it lies above every one of its tangents, and
-one at (nearly) the minimum is as good as the minimum.
+A line may have any slope: its offset is derived here, as far in as is safe. For piecewise linear
+functions the difference of function and line is extreme at an end or a kink. Smooth functions are
+cut into regions on which they are convex or concave, and evaluated in ball arithmetic (Arb), whose
+results enclose the true ones. On a region where function minus line is concave, its minimum is at
+an end; where it is convex, it lies above every one of its tangents, and one at (nearly) the minimum
+is as good as the minimum.
 """
 
 import math
@@ -36,38 +36,45 @@ class Value:
 
 
 class Activation:
-    """A nonlinear function of each entry, or of the last axis."""
+    """A nonlinear function of each entry, or of the last axis. All arrays are float64.
+
+    Arrays have an axis of boxes in front of the shapes in the network.
+    """
 
     kind = ""
 
     def image(self, low, high) -> tuple[np.ndarray, np.ndarray]:
-        """Float64 intervals that contain all values on the intervals."""
+        """Intervals that contain all values on the intervals."""
         raise NotImplementedError
 
-    def holds(self, low, high, slope, offset, side: int) -> bool:
-        """Whether slope * x + offset is below (side 1) or above (side -1) on the intervals."""
+    def offset(self, low, high, slope, side: int) -> np.ndarray:
+        """Offsets with slope * x + offset below (side 1) or above (side -1) on the intervals."""
         raise NotImplementedError
 
-    def wide(self) -> bool:
-        """Whether there is a last axis more in the argument than in the value."""
-        return False
+    def bent(self, low, high) -> np.ndarray:
+        """Which entries of the argument are worth a tighter interval."""
+        raise NotImplementedError
+
+    def slopes(self, low, high) -> tuple[np.ndarray, np.ndarray]:
+        """The default slopes below and above. Any others are as safe."""
+        raise NotImplementedError
 
 
-def _not_negative(s, x, t, a, b) -> bool:
-    """Whether (s - a) * x + (t - b) >= 0 for all entries, exactly."""
-    s, x, t, a, b = np.broadcast_arrays(s, x, t, a, b)
-    direction = np.sign(x) * ((s > a).astype(float) - (s < a))
-    sure = (direction >= 0) & (t >= b)
-    value = (s - a) * x + (t - b)
-    size = np.abs(s * x) + np.abs(a * x) + np.abs(t) + np.abs(b)
-    sure |= value >= 8 * EPS * size + 8 * TINY
-    if np.any(value < -(8 * EPS * size + 8 * TINY)):
-        return False
-    for k in np.flatnonzero(~sure):
-        at = [Fraction(float(v.flat[k])) for v in (s, x, t, a, b)]
-        if (at[0] - at[3]) * at[1] + at[2] - at[4] < 0:
-            return False
-    return True
+def _hull_slope(x, f, side: int) -> np.ndarray:
+    """The slope of the lower (side 1) or upper hull of points (x, f) in the middle of all x.
+
+    The first axis counts the points, from left to right.
+    """
+    middle = 0.5 * x[0] + 0.5 * x[-1]
+    best, slope = np.full(middle.shape, np.inf), np.zeros(middle.shape)
+    for i in range(len(x)):
+        for j in range(i + 1, len(x)):
+            over = (x[i] <= middle) & (middle <= x[j]) & (x[i] < x[j])
+            chord = (f[j] - f[i]) / np.where(over, x[j] - x[i], 1)
+            value = side * (f[i] + chord * (middle - x[i]))
+            better = over & (value < best)
+            best, slope = np.where(better, value, best), np.where(better, chord, slope)
+    return slope
 
 
 class Piecewise(Activation):
@@ -77,42 +84,48 @@ class Piecewise(Activation):
     """
 
     def __init__(self, kind: str, knots, slopes, offsets):
-        self.kind, self.knots, self.slopes, self.offsets = kind, knots, slopes, offsets
+        self.kind, self.knots, self.pieces = kind, knots, list(zip(slopes, offsets, strict=True))
 
-    def _pieces(self, low, high):
-        """(slope, offset, where, first, last) for every piece; it meets the intervals `where`."""
+    def _ends(self, low, high):
+        """(slope, offset, where, x) for both ends of every piece; it meets the box `where`."""
         starts = [-math.inf, *(before for before, _ in self.knots)]
         ends = [*(after for _, after in self.knots), math.inf]
-        for slope, offset, start, end in zip(self.slopes, self.offsets, starts, ends, strict=True):
-            slope, offset = (np.broadcast_to(x, low.shape) for x in (slope, offset))
+        for (slope, offset), start, end in zip(self.pieces, starts, ends, strict=True):
             first, last = np.maximum(low, start), np.minimum(high, end)
-            yield slope, offset, first <= last, first, last
+            where = first <= last
+            for x in (first, last):
+                yield slope, offset, where, np.where(where, x, 0)
+
+    def _least(self, low, high, slope, side: int) -> np.ndarray:
+        """A lower bound on side * (f(x) - slope * x), exact where nothing is rounded."""
+        least = np.full(np.shape(low), np.inf)
+        for s, t, where, x in self._ends(low, high):
+            steep = s - slope
+            product = steep * x
+            # Products with 0 and 1 are not rounded, nor are sums with zero.
+            rounds = np.where((steep == 0) | (x == 0), 0.0, 1.0)
+            whole = (np.abs(steep) == 1) & ((slope == 0) | (s == 0)) & (np.asarray(t) == 0)
+            off = np.where(whole, 0, rounds * (4 * EPS * (np.abs(product) + np.abs(t)) + 4 * TINY))
+            least = np.where(where, np.minimum(least, side * (product + t) - off), least)
+        return least
 
     def image(self, low, high):
-        least, most = np.full(low.shape, np.inf), np.full(low.shape, -np.inf)
-        for slope, offset, where, first, last in self._pieces(low, high):
-            for x in (first, last):
-                x = np.where(where, x, 0)  # where the piece does not meet the interval: anything
-                value = slope * x + offset
-                # Products with 0 and 1, and sums with 0, are not rounded.
-                plain = (slope == 0) | ((np.abs(slope) == 1) & (offset == 0))
-                off = np.where(plain, 0, 2 * EPS * (np.abs(slope * x) + np.abs(offset)) + TINY)
-                least = np.where(where, np.minimum(least, value - off), least)
-                most = np.where(where, np.maximum(most, value + off), most)
-        return least, most
+        zero = np.zeros(np.shape(low))
+        return self._least(low, high, zero, 1), -self._least(low, high, zero, -1)
 
-    def holds(self, low, high, slope, offset, side):
-        return all(
-            _not_negative(
-                side * s[where],
-                x[where],
-                side * t[where],
-                side * slope[where],
-                side * offset[where],
-            )
-            for s, t, where, first, last in self._pieces(low, high)
-            for x in (first, last)
-        )
+    def offset(self, low, high, slope, side):
+        return side * self._least(low, high, slope, side)
+
+    def bent(self, low, high):
+        return np.any([(low < after) & (high > before) for before, after in self.knots], axis=0)
+
+    def slopes(self, low, high):
+        knots = [np.clip(before, low, high) for before, _ in self.knots]
+        x = np.stack([low, *knots, high])
+        f = np.zeros(x.shape)
+        for s, t, where, _ in self._ends(x, x):
+            f = np.where(where, s * x + t, f)
+        return _hull_slope(x, f, 1), _hull_slope(x, f, -1)
 
 
 class Maximum(Activation):
@@ -120,48 +133,48 @@ class Maximum(Activation):
 
     kind = "max"
 
-    def wide(self):
-        return True
-
     def image(self, low, high):
         return low.max(axis=-1), high.max(axis=-1)
 
-    def holds(self, low, high, slope, offset, side):
-        count = low.shape[-1]
-        flat = [x.reshape(-1, count) for x in (low, high, slope)]
-        check = self._below if side > 0 else self._above
-        offset = offset.reshape(-1)
-        sure, wrong = check(flat, offset, (4 * count + 16) * EPS)
-        if np.any(wrong):
-            return False
-        for k in np.flatnonzero(~sure):
-            exact = [np.array([[Fraction(float(v)) for v in x[k]]], object) for x in flat]
-            if not check(exact, np.array([Fraction(float(offset[k]))], object), 0)[0][0]:
-                return False
-        return True
+    def offset(self, low, high, slope, side):
+        size = np.abs(slope) * np.maximum(np.abs(low), np.abs(high))
+        slip = (8 * low.shape[-1] + 32) * EPS
+        floor, ceiling = self.image(low, high)
+        most = np.maximum(np.abs(floor), np.abs(ceiling))
+        if side > 0:
+            # With a >= 0: max >= a . x + (1 - sum a) * max, and max is between its own bounds.
+            if np.any(slope < 0):
+                raise Refused("a slope below a maximum is negative")
+            rest = 1 - slope.sum(axis=-1)
+            off = slip * (1 + slope.sum(axis=-1)) * most + TINY
+            return np.minimum(rest * floor, rest * ceiling) - off
+        # x_k - a . x is linear, so its maximum is at a corner, for every k.
+        each = np.maximum(-slope * low, -slope * high)
+        other = np.maximum((1 - slope) * low, (1 - slope) * high)
+        value = (each.sum(axis=-1)[..., None] - each + other).max(axis=-1)
+        largest = np.maximum(np.abs(low), np.abs(high)).max(axis=-1)
+        return value + 2 * slip * (size.sum(axis=-1) + largest) + TINY
 
-    @staticmethod
-    def _below(given, offset, eps):
-        """With a >= 0: max >= a . x + (1 - sum a) * max, and max is between its own bounds."""
-        low, high, slope = given
-        rest = 1 - slope.sum(axis=-1)
-        floor, ceiling = low.max(axis=-1), high.max(axis=-1)
-        value = np.minimum(rest * floor, rest * ceiling) - offset
-        size = (1 + np.abs(slope).sum(axis=-1)) * np.maximum(np.abs(floor), np.abs(ceiling))
-        margin = eps * (size + np.abs(offset)) + (TINY if eps else 0)
-        negative = (slope < 0).any(axis=-1)
-        return ~negative & (value >= margin), negative | (value < -margin)
+    def bent(self, low, high):
+        rivals = high > low.max(axis=-1, keepdims=True)
+        return rivals & (rivals.sum(axis=-1, keepdims=True) > 1)
 
-    @staticmethod
-    def _above(given, offset, eps):
-        """a . x + b - x_k is linear, so its minimum is at a corner, for every k."""
-        low, high, slope = given
-        each = np.minimum(slope * low, slope * high)
-        other = np.minimum((slope - 1) * low, (slope - 1) * high)
-        value = (each.sum(axis=-1)[:, None] - each + other).min(axis=-1) + offset
-        size = ((np.abs(slope) + 1) * np.maximum(np.abs(low), np.abs(high))).sum(axis=-1)
-        margin = 2 * eps * (size + np.abs(offset)) + (TINY if eps else 0)
-        return value >= margin, value < -margin
+    def slopes(self, low, high):
+        first = np.zeros(low.shape)
+        np.put_along_axis(first, high.argmax(axis=-1)[..., None], 1, axis=-1)
+        # max x <= t + sum of max(x_j - t, 0) <= t + the sum of their chords, for any level t; the
+        # best of some levels in the middle of the box is taken.
+        floor, width = low.max(axis=-1), high - low
+        best, slopes = np.full(floor.shape, np.inf), np.zeros(low.shape)
+        for t in (floor, *(np.maximum(high[..., k], floor) for k in range(high.shape[-1]))):
+            over = np.maximum(high - t[..., None], 0)
+            chord = np.where(low >= t[..., None], 1, over / np.where(width > 0, width, 1))
+            ends = np.where(low >= t[..., None], low - t[..., None], 0)
+            value = t + (ends + chord * width / 2).sum(axis=-1)
+            better = value < best
+            best = np.where(better, value, best)
+            slopes = np.where(better[..., None], chord, slopes)
+        return first, slopes
 
 
 # -- smooth functions ------------------------------------------------------------------------------
@@ -188,21 +201,32 @@ class Smooth(Activation):
         self.kind, self.regions, self.reach = kind, regions, reach
 
     def image(self, low, high):
+        zero = np.zeros(low.shape)
+        return self.offset(low, high, zero, 1), self.offset(low, high, zero, -1)
+
+    def offset(self, low, high, slope, side):
         if np.any(np.abs(low) > self.reach) or np.any(np.abs(high) > self.reach):
             raise Refused(f"{self.kind} is not evaluated beyond {self.reach:g}")
-        least, most = np.empty(low.shape), np.empty(low.shape)
+        found = np.empty(low.shape)
         for k in np.ndindex(low.shape):
-            ends = float(low[k]), float(high[k])
-            least[k] = _floor(self.minimum(*ends, 0.0, 1))
-            most[k] = -_floor(self.minimum(*ends, 0.0, -1))
-        return least, most
+            least = self.minimum(float(low[k]), float(high[k]), float(slope[k]), side)
+            found[k] = side * _floor(least)
+        return found
 
-    def holds(self, low, high, slope, offset, side):
-        for l, h, a, b in zip(low.flat, high.flat, slope.flat, offset.flat, strict=True):
-            least = self.minimum(float(l), float(h), float(a), side)
-            if not least >= side * arb(float(b)):
-                return False
-        return True
+    def bent(self, low, high):
+        return high > low
+
+    def slopes(self, low, high):
+        x = np.stack([low + (high - low) * t for t in np.linspace(0, 1, 12)])
+        f = np.empty(x.shape)
+        for k in np.ndindex(x.shape):
+            f[k] = self._roughly(float(x[k]))
+        return _hull_slope(x, f, 1), _hull_slope(x, f, -1)
+
+    def _roughly(self, x: float) -> float:
+        """A value near the function's: slopes need no more."""
+        at = arb(x)
+        return float(next(r for r in self.regions if not at > r.end).function(at).mid())
 
     def minimum(self, low: float, high: float, a: float, side: int) -> arb:
         """A lower bound on side * (f(x) - a * x) on [low, high], nearly tight."""

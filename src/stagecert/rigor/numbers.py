@@ -1,5 +1,6 @@
 """The arithmetics of the checker: float64 with an allowance for every rounding, or rationals."""
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -42,6 +43,10 @@ class Arithmetic:
         """No less than x, however it was rounded once."""
         return x if self.exact else np.nextafter(x, np.inf)
 
+    def outward(self, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Float64 intervals around intervals."""
+        return (_floor64(low), -_floor64(-high)) if self.exact else (low, high)
+
     def near(self, value: Fraction) -> tuple[Any, Any]:
         """A number near a rational one, and a bound on how far it is off."""
         if self.exact:
@@ -53,6 +58,15 @@ class Arithmetic:
 
 def _rational(x: float) -> fmpq:
     return fmpq(*float(x).as_integer_ratio())
+
+
+def _below(x: fmpq) -> float:
+    number = int(x.p) / int(x.q)
+    return number if _rational(number) <= x else math.nextafter(number, -math.inf)
+
+
+def _floor64(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.frompyfunc(_below, 1, 1)(x), np.float64)
 
 
 _rationals = np.frompyfunc(_rational, 1, 1)

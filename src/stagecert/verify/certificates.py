@@ -3,17 +3,19 @@
     proof = certificates.proof_of("model.onnx", "property.vnnlib", verdict.proof)
     certificates.write("proof.cert", proof)
 
-The format is described in docs/certificates.md. Nothing here is trusted by the checker.
+The format is described in docs/certificates.md. The checker derives every bound by itself, from
+slopes that it chooses by default. So it is asked first what it can prove without help; slopes are
+searched for, and boxes are split further, only where that is not enough.
 """
 
-import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +27,34 @@ import numpy as np
 import stagecert
 from stagecert import properties
 from stagecert.errors import ProblemError
-from stagecert.networks import Network, load
-from stagecert.networks.intermediate import Intermediate, _exact, _interval, _refined
-from stagecert.networks.operations import Activation
-from stagecert.networks.regions import Regions, regions_of
+from stagecert.networks import load
+from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import (
-    Relaxed,
-    backward_bounds,
-    first_lines,
-    proposed_lines,
-    relax,
-    search,
-)
+from stagecert.networks.search import hints, proposed_lines, relax, search
 from stagecert.problem import as_arrays
+from stagecert.rigor import certificate as format_
+from stagecert.rigor import graph
+from stagecert.rigor.bounds import Facts
+from stagecert.rigor.checker import Checker, Task, contents
+from stagecert.rigor.functions import Refused
+from stagecert.rigor.numbers import Arithmetic
+from stagecert.solvers import Damped
 from stagecert.verify.queries import for_users, groups_of
+from stagecert.verify.splitting import LARGEST_DIMENSION
 
-# Claimed boxes are wider than what was computed, and lines further out, so that a checker that
-# rounds differently agrees.
-_WIDER = 1e-9
-_FURTHER = 1e-12
+# How often a box that the checker cannot decide is halved.
+_DEEPEST = 12
 
-Line = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Slopes = tuple[np.ndarray | None, np.ndarray | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Slopes for single entries of an activation's argument: see docs/certificates.md."""
+
+    entries: np.ndarray
+    sides: np.ndarray
+    slopes: tuple[Slopes | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +63,14 @@ class Leaf:
 
     Attributes:
         multipliers: one for each output row of the case and then for each row of its inputs.
-        boxes: (low, high) of every activation's argument.
-        justify: for every activation None, if intervals prove its box, or the lines of all earlier
-            activations that do. A line is (low_slope, low_offset, high_slope, high_offset), or None
-            where the default of relu is meant.
-        lines: of every activation, for the bound itself.
+        slopes: for every activation None, or slopes below and above; None where the checker's own
+            are meant.
+        boxes: for every activation None, or slopes that bound its argument.
     """
 
     multipliers: np.ndarray
-    boxes: tuple[tuple[np.ndarray, np.ndarray], ...]
-    justify: tuple[tuple[Line | None, ...] | None, ...]
-    lines: tuple[Line | None, ...]
+    slopes: tuple[Slopes | None, ...] = ()
+    boxes: tuple[Rows | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,29 +93,65 @@ class Proof:
 # -- writing ---------------------------------------------------------------------------------------
 
 
+class _Arrays:
+    """Arrays by name: in a zip file, or in memory, where the checker can read them too."""
+
+    def __init__(self, out: zipfile.ZipFile | None = None):
+        self._out, self._held = out, {}
+        self._names: dict[bytes, str] = {}
+
+    def add(self, array: np.ndarray) -> str:
+        data = io.BytesIO()
+        plain = np.ascontiguousarray(array).reshape(np.shape(array))
+        np.lib.format.write_array(data, plain, version=(1, 0), allow_pickle=False)
+        digest = hashlib.sha256(data.getvalue()).digest()
+        name = self._names.setdefault(digest, f"a{len(self._names)}")
+        if self._out is None:
+            self._held[name] = plain
+        elif f"{name}.npy" not in self._out.NameToInfo:
+            self._out.writestr(_member(f"{name}.npy"), data.getvalue())
+        return name
+
+    def array(self, name: str, kinds, shape) -> np.ndarray:
+        return self._held[name]
+
+    def slopes(self, name: str, shape) -> np.ndarray:
+        return self._held[name].astype(np.float64)
+
+    def named(self, slopes) -> tuple:
+        """The same slopes by their names."""
+        return tuple(
+            None if pair is None else tuple(None if x is None else self.add(x) for x in pair)
+            for pair in slopes
+        )
+
+    def leaf(self, one: Leaf) -> format_.Leaf | None:
+        """The leaf as the checker takes it; None if it has no slopes of its own."""
+        if not any(one.slopes) and not any(one.boxes):
+            return None
+        boxes = tuple(
+            None if rows is None
+            else format_.Rows(self.add(rows.entries), self.add(rows.sides), self.named(rows.slopes))
+            for rows in one.boxes
+        )  # fmt: skip
+        return format_.Leaf(self.named(one.slopes), boxes)
+
+
 def write(path, proof: Proof) -> None:
     """Writes a certificate. The file appears whole or not at all."""
     path = Path(path)
-    arrays: dict[bytes, str] = {}
-    known: dict[int, str] = {}  # arrays that were met before, which the proof keeps alive
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
-
-            def name(array: np.ndarray) -> str:
-                if id(array) in known:
-                    return known[id(array)]
-                data = io.BytesIO()
-                plain = np.ascontiguousarray(array, "<f8").reshape(np.shape(array))
-                np.lib.format.write_array(data, plain, allow_pickle=False)
-                digest = hashlib.sha256(data.getvalue()).digest()
-                if digest not in arrays:
-                    arrays[digest] = f"a{len(arrays)}"
-                    out.writestr(_member(f"{arrays[digest]}.npy"), data.getvalue())
-                known[id(array)] = arrays[digest]
-                return arrays[digest]
-
-            header = _header(proof, name)
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as out:
+            arrays = _Arrays(out)
+            header = {
+                "format": format_.FORMAT,
+                "version": format_.VERSION,
+                "stagecert": stagecert.__version__,
+                "model_sha256": hashlib.sha256(proof.model).hexdigest(),
+                "property_sha256": hashlib.sha256(proof.property).hexdigest(),
+                "cases": [_case(case, arrays) for case in proof.cases],
+            }
             out.writestr(_member("header.json"), json.dumps(header, allow_nan=False))
         os.replace(temporary, path)
     except BaseException:
@@ -125,328 +166,366 @@ def _member(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _header(proof: Proof, name) -> dict[str, Any]:
-    def lines(given):
-        return ["default" if line is None else [name(x) for x in line] for line in given]
-
-    def leaf(one: Leaf):
-        return {
-            "multipliers": name(one.multipliers),
-            "boxes": [[name(low), name(high)] for low, high in one.boxes],
-            "justify": ["ibp" if given is None else lines(given) for given in one.justify],
-            "lines": lines(one.lines),
-        }
-
+def _case(case: CaseProof, arrays: _Arrays) -> dict[str, Any]:
+    leaves = []
+    for number, one in enumerate(case.leaves):
+        leaf = arrays.leaf(one)
+        if leaf is not None:
+            boxes = [
+                rows and {"entries": rows.entries, "sides": rows.sides, "slopes": rows.slopes}
+                for rows in leaf.boxes
+            ]
+            leaves.append({"number": number, "slopes": leaf.slopes, "boxes": boxes})
+    axes = [-1 if s is None else s[0] for s in case.splits]
     return {
-        "format": "stagecert certificate",
-        "version": 1,
-        "stagecert": stagecert.__version__,
-        "model_sha256": hashlib.sha256(proof.model).hexdigest(),
-        "property_sha256": hashlib.sha256(proof.property).hexdigest(),
-        "cases": [
-            {
-                "splits": [None if s is None else [int(s[0]), float(s[1])] for s in case.splits],
-                "leaves": [leaf(one) for one in case.leaves],
-            }
-            for case in proof.cases
-        ],
+        "axes": arrays.add(np.array(axes, "<i4")),
+        "cuts": arrays.add(np.array([0.0 if s is None else s[1] for s in case.splits], "<f8")),
+        "multipliers": arrays.add(np.array([one.multipliers for one in case.leaves], "<f8")),
+        "leaves": leaves,
     }
-
-
-# -- boxes and lines -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Claims:
-    """Boxes of all activations' arguments for a batch of input boxes, each with what proves it.
-
-    Attributes:
-        intermediate: ((low, high), ...) as `networks.bound` takes them, each (batch, *shape).
-        refined: for every activation and input box, whether it needs lines.
-    """
-
-    network: Network
-    parts: Split
-    regions: Regions
-    relaxed: Relaxed
-    first: tuple  # lines in the middle of every box: those that prove the boxes
-    intermediate: tuple
-    refined: tuple[np.ndarray, ...]
-
-
-def claim(network: Network, lower, upper, kind: str = "backward", memory: float = 1.0) -> Claims:
-    """Boxes that a checker can follow, by one pass back or by intervals (kind "ibp").
-
-    `lower` and `upper` are (batch, *input_shape), as for `networks.bound`.
-    """
-    how = Intermediate.named(kind)
-    with jax.enable_x64(True):
-        regions = regions_of(network, lower, upper, None)
-        parts = as_arrays(split(network), jnp.float64)
-        arguments: tuple = ()
-        refined = []
-        for index, layer in enumerate(parts.layers):
-            before = parts.layers[:index]
-            plain = _interval(before, layer.segment, regions.boxes, arguments)
-            low, high = plain
-            if kind != "ibp" and not (index == 0 and _exact(layer.segment)):
-                low, high = _refined(
-                    before, layer, regions, arguments, plain, how, memory, lambda *_: None
-                )
-            axes = tuple(range(1, low.ndim))
-            refined.append(np.any(np.asarray((low > plain[0]) | (high < plain[1])), axis=axes))
-            low, high = np.asarray(low), np.asarray(high)
-            size = np.maximum(np.abs(low), np.abs(high))
-            margin = _WIDER * np.maximum(size, 1e-3 * size.max(axis=axes, keepdims=True))
-            arguments = (*arguments, (jnp.asarray(low - margin), jnp.asarray(high + margin)))
-        relaxed = relax(parts.layers, parts.last, regions.boxes, arguments)
-        first = tuple(_first(relaxed))
-    intermediate = jax.tree.map(np.asarray, arguments)
-    return Claims(network, parts, regions, relaxed, first, intermediate, tuple(refined))
-
-
-@eqx.filter_jit
-def _first(relaxed):
-    return jax.vmap(first_lines)(relaxed)
-
-
-@eqx.filter_jit
-def _proposed(layers, relaxed, proposals, count: int):
-    def grid(tree):
-        return jax.tree.map(lambda x: x.astype(jnp.float64).reshape(-1, count, *x.shape[1:]), tree)
-
-    inner = jax.vmap(lambda r, p: proposed_lines(layers, r, p, jnp.float64), in_axes=(None, 0))
-    return jax.vmap(inner)(relaxed, grid(proposals))
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """Bounds (batch, rows) and the lines behind them, each (batch, rows, *shape)."""
-
-    bound: np.ndarray
-    lines: tuple
-
-
-def find_lines(claims: Claims, rows, limits, max_iterations: int = 500) -> Found:
-    """Lines whose bounds exceed the limits, for rows (batch, targets, outputs), where possible."""
-    rows, limits = np.asarray(rows, float), np.asarray(limits, float)
-    parts, relaxed, sets = claims.parts, claims.relaxed, claims.regions.sets
-    with jax.enable_x64(True):
-        jrows = jnp.asarray(rows)
-        simple = backward_bounds(parts.layers, parts.last, relaxed, sets, jrows)
-        bound = np.array(simple.bound)
-        lines = jax.tree.map(
-            lambda x: np.repeat(np.asarray(x)[:, None], rows.shape[1], axis=1), claims.first
-        )
-        poor = ~(bound > limits)
-        if np.any(poor) and parts.layers:
-            kept: list = []
-            with jax.enable_x64(False):
-                solution = search(
-                    parts.layers, parts.last, relaxed, sets, jrows, target=limits.reshape(-1),
-                    atol=1e-9, rtol=1e-4, max_iterations=max_iterations, keep=kept.append,
-                )  # fmt: skip
-            searched = _proposed(parts.layers, relaxed, kept[-1], rows.shape[1])
-            better = solution.bound.reshape(bound.shape) > bound
-            bound = np.where(better, solution.bound.reshape(bound.shape), bound)
-
-            def choose(new, old):
-                return np.where(better.reshape(*better.shape, *(1,) * (old.ndim - 2)), new, old)
-
-            lines = jax.tree.map(choose, jax.tree.map(np.asarray, searched), lines)
-    return Found(bound, lines)
-
-
-def leaf(claims: Claims, found: Found, box: int, row: int, multipliers) -> Leaf:
-    """The leaf of one box and one row."""
-    return _Leaves(claims).leaf(found, box, row, multipliers)
-
-
-class _Leaves:
-    """Leaves from one batch; the lines that prove boxes are made once for each box."""
-
-    def __init__(self, claims: Claims):
-        self.claims = claims
-        self._boxes: dict[int, tuple] = {}
-        self._first: dict[int, tuple] = {}
-
-    def boxes(self, box: int) -> tuple:
-        if box not in self._boxes:
-            self._boxes[box] = tuple((l[box], h[box]) for l, h in self.claims.intermediate)
-        return self._boxes[box]
-
-    def _lines(self, lines, box: int) -> tuple[Line | None, ...]:
-        layers = self.claims.parts.layers
-        return tuple(
-            _line(layer, pair, one)
-            for layer, pair, one in zip(layers, self.boxes(box), lines, strict=True)
-        )
-
-    def leaf(self, found: Found, box: int, row: int, multipliers) -> Leaf:
-        if box not in self._first:
-            first = jax.tree.map(lambda x: np.asarray(x)[box], self.claims.first)
-            self._first[box] = self._lines(first, box)
-        first = self._first[box]
-        lines = jax.tree.map(lambda x: x[box, row], found.lines)
-        return Leaf(
-            np.asarray(multipliers, float),
-            self.boxes(box),
-            tuple(first[:k] if r[box] else None for k, r in enumerate(self.claims.refined)),
-            self._lines(lines, box),
-        )
-
-
-def _line(layer, pair, lines) -> Line | None:
-    """One activation's lines, moved outward a little; None where they are the default."""
-    low, high = pair
-    one: Line = (lines.low_slope, lines.low_offset, lines.high_slope, lines.high_offset)
-    one = tuple(np.asarray(x, float) for x in one)  # type: ignore
-    size = np.maximum(np.abs(low), np.abs(high))
-    if layer.operation == Activation("relu"):
-        plain = _relu_lines(low, high)
-        tolerances = 1e-12, 1e-10 * size, 1e-12, 1e-10 * size
-        if all(np.all(np.abs(a - b) <= t) for a, b, t in zip(one, plain, tolerances, strict=True)):
-            return None
-    reach = [np.abs(slope) * size for slope in (one[0], one[2])]
-    if one[0].ndim > one[1].ndim:
-        reach = [x.sum(axis=-1) for x in reach]
-    further = [_FURTHER * (r + np.abs(x)) for r, x in zip(reach, (one[1], one[3]), strict=True)]
-    slopes = one[0], one[2]
-    if one[0].ndim > one[1].ndim:  # weights that must not be negative
-        slopes = np.maximum(one[0], 0), one[2]
-    return slopes[0], one[1] - further[0], slopes[1], one[3] + further[1]
-
-
-def _relu_lines(low, high) -> Line:
-    """The documented default, written down a second time: the checker's own is not used here."""
-    unstable = (low < 0) & (high > 0)
-    below = np.where(unstable, high > -low, low >= 0).astype(float)
-    slope = np.where(unstable, high / np.where(unstable, high - low, 1), below)
-    return below, np.zeros_like(low), slope, np.where(unstable, -slope * low, 0)
 
 
 # -- proofs of properties --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A box on which one row of a group has to refute a case."""
+@dataclass(eq=False)
+class _Part:
+    """A part of a case's box: a leaf, once it is refuted, or cut into two parts."""
 
     case: int
-    place: int  # which leaf of the case
     group: int
-    row: int
+    low: np.ndarray
+    high: np.ndarray
+    rows: list[int]  # of the group: those that may refute the case here
+    depth: int = 0
+    axis: int = -1
+    cut: float = 0.0
+    halves: "tuple[_Part, _Part] | None" = None
+    leaf: Leaf | None = None
+    short: float = field(default=math.inf)  # how much the best bound is below zero
 
 
-def proof_of(model, property, found=None, *, memory: float = 1.0, boxes_at_once: int = 64) -> Proof:
-    """The proof that a property holds, ready to be written.
+def proof_of(
+    model,
+    property,
+    found=None,
+    *,
+    memory: float = 1.0,
+    progress: Callable[[str], None] | None = None,
+) -> Proof:
+    """The proof that a property holds, ready to be written. Everything in it was checked.
 
     Args:
         model, property: the files' paths.
         found: `Verdict.proof` of `verify(..., proof=True)`: which row refutes which case on which
             box. None tries all rows on the whole boxes.
         memory: GiB that arrays may take.
-        boxes_at_once: how many input boxes are bounded at a time.
+        progress: is called with a line about what is being done.
 
     Raises:
-        ProblemError: no proof in the certificate's form was found. Boxes of activations have to
-            follow from one pass back, so this happens where only "optimised" ones suffice.
+        ProblemError: no proof in the certificate's form was found, or the checker does not
+            understand the model.
     """
-    data, text = _contents(model), _contents(property)
+    data, text = contents(model), contents(property)
     wanted = properties.load(text)
     if not wanted.cases:
         return Proof(data, text, ())
-    if found is None:
-        network, groups = groups_of(load(data), wanted)
-        whole = {}
-    else:
-        network, groups, whole = found.network, found.groups, found.whole
-    splits: dict[int, tuple] = {}
-    jobs: dict[tuple[bytes, bytes], tuple[np.ndarray, np.ndarray, list[_Task]]] = {}
-    for g, group in enumerate(groups):
-        root = (np.array(group.inputs.lower64, float), np.array(group.inputs.upper64, float))
-        for c, case in enumerate(group.numbers):
-            if case in whole or found is None or found.tree is None:
-                row = whole[case][1] if case in whole else -1
-                splits[case], parts = (None,), [(*root, row)]
-            else:
-                splits[case], parts = _walk(found.tree, g, c, root)
-            for place, (low, high, row) in enumerate(parts):
-                key = low.tobytes(), high.tobytes()
-                tasks = jobs.setdefault(key, (low, high, []))[2]
-                rows = [row] if row >= 0 else np.flatnonzero(group.members[c]).tolist()
-                tasks.extend(_Task(case, place, g, r) for r in rows)
-    leaves: dict[tuple[int, int], tuple[float, Leaf]] = {}
-    todo = list(jobs.values())
-    for begin in range(0, len(todo), boxes_at_once):
-        _refute(network, wanted, groups, todo[begin : begin + boxes_at_once], leaves, memory)
-    cases = []
-    for number in range(len(wanted.cases)):
-        count = sum(s is None for s in splits[number])
-        best = [leaves[number, place] for place in range(count)]
-        short = min(margin for margin, _ in best)
-        if not short >= 0:
-            raise ProblemError(
-                f"No certificate: case {number + 1} of the property is not refuted by lines that "
-                f"a certificate can hold; {-short:g} are missing."
+    try:
+        with np.errstate(all="ignore"):
+            checker = Checker(graph.read(data, Arithmetic()), wanted)
+            return Proof(data, text, _Prover(checker, data, found, memory, progress).cases())
+    except Refused as error:
+        raise ProblemError(f"No certificate: the checker says that {error}.") from None
+
+
+class _Prover:
+    def __init__(self, checker: Checker, data: bytes, found, memory: float, progress):
+        self.checker, self.wanted, self.memory = checker, checker.wanted, memory
+        self.say = progress or (lambda _: None)
+        if found is None:
+            self.network, self.groups = groups_of(load(data), self.wanted)
+        else:
+            self.network, self.groups = found.network, found.groups
+        self.found = found
+        self._split: Split | None = None
+
+    def cases(self) -> tuple[CaseProof, ...]:
+        """Proofs of all cases."""
+        roots: dict[int, _Part] = {}
+        for g, group in enumerate(self.groups):
+            for c, case in enumerate(group.numbers):
+                roots[case] = self._root(g, c, case)
+        open_ = [part for root in roots.values() for part in _leaves(root)]
+        open_ = self._by_default(open_)
+        # Another row may do where the one that verification took does not.
+        for part in open_:
+            group = self.groups[part.group]
+            members = group.members[group.numbers.index(part.case)]
+            part.rows = np.flatnonzero(members).tolist()
+        open_ = self._by_default(open_)
+        while open_:
+            narrow = [part for part in open_ if self._divisible(part)]
+            wide = [part for part in open_ if not self._divisible(part)]
+            halves = [half for part in narrow for half in self._halved(part)]
+            open_ = self._by_default(halves)
+            for part in self._searched(wide):
+                raise ProblemError(
+                    f"No certificate: case {part.case + 1} of the property is not refuted by "
+                    f"slopes that a certificate can hold; {part.short:g} are missing."
+                )
+        return tuple(_flat(roots[number]) for number in range(len(self.wanted.cases)))
+
+    def _root(self, g: int, c: int, case: int) -> _Part:
+        """A case's box, cut as verification did."""
+        group, found = self.groups[g], self.found
+        low, high = (np.array(x, float) for x in (group.inputs.lower64, group.inputs.upper64))
+        every = np.flatnonzero(group.members[c]).tolist()
+        whole = {} if found is None else found.whole
+        root = _Part(case, g, low, high, [whole[case][1]] if case in whole else every)
+        if case in whole or found is None or found.tree is None:
+            return root
+        tree = found.tree
+        closed = {node: row for node, k, row, *_ in tree.closed if k == c}
+        stack = [(tree.group.index(g), root)]
+        while stack:
+            node, part = stack.pop()
+            if node in closed:
+                part.rows = [closed[node]]
+            elif node in tree.children:
+                below, above = _cut(part, tree.axis[node], tree.cut[node])
+                stack += [(tree.children[node], below), (tree.children[node] + 1, above)]
+        return root
+
+    def _multipliers(self, part: _Part, row: int) -> tuple[float, ...]:
+        case = self.wanted.cases[part.case]
+        rows = (*case.outputs, *case.input_rows)
+        wanted = self.groups[part.group].rows[row]
+        return tuple(1.0 if k == rows.index(wanted) else 0.0 for k in range(len(rows)))
+
+    def _by_default(self, parts: Sequence[_Part]) -> list[_Part]:
+        """Lets the checker try what it can do by itself; those parts that it cannot refute."""
+        self.say(f"certificate: {len(parts)} boxes to prove")
+        tasks, of = [], {}
+        for part in parts:
+            for row in part.rows:
+                multipliers = self._multipliers(part, row)
+                tasks.append(Task(part.case, row, part.low, part.high, multipliers))
+                of[id(tasks[-1])] = part
+        finished = 0
+        for some, bounds in self.checker.bounds(None, tasks):
+            for task, bound in zip(some, bounds, strict=True):
+                self._note(of[id(task)], task, bound, Leaf(np.array(task.multipliers)))
+            finished += len(some)
+            self.say(f"certificate: {finished} of {len(tasks)} boxes checked")
+        return [part for part in parts if part.leaf is None]
+
+    def _note(self, part: _Part, task: Task, bound: float, leaf: Leaf) -> None:
+        if self.checker.refutes(task, bound):
+            part.leaf = leaf
+        elif not math.isnan(bound):
+            part.short = min(part.short, -float(bound))
+
+    def _divisible(self, part: _Part) -> bool:
+        group = self.groups[part.group]
+        free = int(np.sum(group.inputs.upper64 > group.inputs.lower64))
+        return 0 < free <= LARGEST_DIMENSION and part.depth < _DEEPEST
+
+    def _halved(self, part: _Part) -> tuple[_Part, _Part]:
+        """Two halves along the axis that is the widest compared with the case's box."""
+        inputs = self.groups[part.group].inputs
+        whole = np.array(inputs.upper64 - inputs.lower64, float)
+        axis = int(np.argmax((part.high - part.low) / np.where(whole > 0, whole, np.inf)))
+        return _cut(part, axis, float(0.5 * part.low[axis] + 0.5 * part.high[axis]))
+
+    # -- slopes ------------------------------------------------------------------------------------
+
+    def _searched(self, parts: Sequence[_Part]) -> list[_Part]:
+        """Searches for slopes, box by box; those parts that are still not refuted."""
+        boxes: dict[tuple, list[_Part]] = {}
+        for part in parts:
+            boxes.setdefault((part.low.tobytes(), part.high.tobytes()), []).append(part)
+        for number, same in enumerate(boxes.values()):
+            self.say(f"certificate: searching slopes for box {number + 1} of {len(boxes)}")
+            low, high = same[0].low[None], same[0].high[None]
+            checker = self.checker
+            facts = Facts(checker.real, checker.program, low, high).derive()
+            self._refute(same, facts, ())
+            rest = [part for part in same if part.leaf is None]
+            if rest:
+                self.say("certificate: searching slopes for the boxes of activations")
+                tightener = _Tightener(self, low, high)
+                facts = Facts(checker.real, checker.program, low, high).derive(tightener)
+                self._refute(rest, facts, tuple(tightener.boxes))
+        return [part for part in parts if part.leaf is None]
+
+    def _refute(self, parts: Sequence[_Part], facts: Facts, boxes: tuple) -> None:
+        """Searches for slopes with which rows refute parts of one box."""
+        pairs = [(part, row) for part in parts for row in part.rows]
+        groups = [self.groups[part.group] for part, _ in pairs]
+        rows = np.array([group.matrix[row] for group, (_, row) in zip(groups, pairs, strict=True)])
+        limits = np.array([group.limits[r] for group, (_, r) in zip(groups, pairs, strict=True)])
+        goals = limits + 1e-7 * (np.abs(limits) + 1e-3)
+        arguments = [facts.boxes[k] for k in self.checker.activations]
+        low, high = facts._inputs
+        slopes = self.search(low, high, arguments, rows, goals, 500)
+        # The second round has slopes for boxes too: the checker's own are tried first.
+        held = _Arrays()
+        for k, (part, row) in enumerate(pairs):
+            for given in ([()] if boxes else []) + [tuple(_kept(s, k) for s in slopes)]:
+                if part.leaf is not None:
+                    continue
+                multipliers = self._multipliers(part, row)
+                none = (None,) * len(self.checker.activations)
+                leaf = Leaf(np.array(multipliers), given or none, boxes or none)
+                task = Task(part.case, row, part.low, part.high, multipliers, held.leaf(leaf))
+                for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
+                    self._note(part, some[0], bounds[0], leaf)
+
+    @property
+    def parts(self) -> Split:
+        """The network, cut at its activations, as float64 arrays."""
+        if self._split is None:
+            with jax.enable_x64(True):
+                self._split = as_arrays(split(self.network), jnp.float64)
+        return self._split
+
+    def search(self, low, high, arguments, rows, goals, steps: int, of: int | None = None) -> list:
+        """Slopes (rows, *shape) of every layer for rows on one box, with given intervals.
+
+        `of` says which layer's argument the rows combine; None: they combine the outputs.
+        """
+        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
+        count = 1 << (len(rows) - 1).bit_length()
+        fill = np.concatenate([np.arange(len(rows)), np.zeros(count - len(rows), int)])
+        layers, last = self.parts.layers, self.parts.last
+        if of is not None:
+            layers, last = layers[:of], self.parts.layers[of].segment
+        options: dict[str, Any] = {"max_iterations": steps}
+        if of is not None:
+            options["solvers"] = (Damped(hints=hints, patience=steps + 1),)
+        with jax.enable_x64(True):
+            regions = regions_of(
+                self.network, for_users(self.network, low), for_users(self.network, high), None
             )
-        cases.append(CaseProof(splits[number], tuple(one for _, one in best)))
-    return Proof(data, text, tuple(cases))
+            given = tuple((jnp.asarray(a), jnp.asarray(b)) for a, b in arguments[: len(layers)])
+            relaxed = relax(layers, last, regions.boxes, given)
+            objectives = jnp.asarray(rows[fill][None])
+            kept: list = []
+            with jax.enable_x64(False):
+                search(
+                    layers, last, relaxed, regions.sets, objectives,
+                    target=None if goals is None else goals[fill], atol=1e-9, rtol=1e-4,
+                    keep=kept.append, **options,
+                )  # fmt: skip
+            lines = _proposed(layers, relaxed, kept[-1])
+        return [
+            _slopes(operation, line.low_slope, line.high_slope, len(rows), box)
+            for line, operation, box in zip(
+                lines,
+                [self.checker.program.nodes[k].operation for k in self.checker.activations],
+                arguments,
+                strict=False,
+            )
+        ]
 
 
-def _refute(network, wanted, groups, jobs: Sequence, leaves: dict, memory: float) -> None:
-    """Leaves for all tasks of some boxes."""
-    lower, upper = (np.stack([job[k] for job in jobs]) for k in (0, 1))
-    claims = claim(network, for_users(network, lower), for_users(network, upper), memory=memory)
-    places = [sorted({(t.group, t.row) for t in tasks}) for _, _, tasks in jobs]
-    most = max(map(len, places))
-    padded = [list(p) + [p[0]] * (most - len(p)) for p in places]
-    rows = np.array([[groups[g].matrix[r] for g, r in p] for p in padded])
-    limits = np.array([[groups[g].limits[r] for g, r in p] for p in padded])
-    found = find_lines(claims, rows, limits + 1e-9 * (np.abs(limits) + 1e-3))
-    makes = _Leaves(claims)
-    for box, (_, _, tasks) in enumerate(jobs):
-        for task in tasks:
-            at = places[box].index((task.group, task.row))
-            margin = float(found.bound[box, at] - limits[box, at])
-            old = leaves.get((task.case, task.place))
-            if old is not None and not margin > old[0]:
-                continue
-            case = wanted.cases[task.case]
-            all_rows = (*case.outputs, *case.input_rows)
-            multipliers = np.zeros(len(all_rows))
-            multipliers[all_rows.index(groups[task.group].rows[task.row])] = 1
-            made = makes.leaf(found, box, at, multipliers)
-            leaves[task.case, task.place] = margin, made
+class _Tightener:
+    """Searches for slopes that make the intervals of activations tighter, one after the other."""
+
+    def __init__(self, prover: _Prover, low, high):
+        self.prover, self.low, self.high = prover, low, high
+        self.boxes: list[Rows | None] = []
+
+    def __call__(self, facts: Facts, index: int, argument: int) -> None:
+        checker, place = self.prover.checker, len(self.boxes)
+        self.boxes.append(None)
+        function = checker.program.nodes[index].operation
+        ends = facts.low[argument], facts.high[argument]
+        entries = np.flatnonzero(function.bent(*ends))  # type: ignore
+        if place == 0 or not len(entries):
+            return
+        shape = facts.low[argument].shape[1:]
+        rows = np.zeros((2 * len(entries), math.prod(shape)))
+        both = np.concatenate([entries, entries])
+        sides = np.repeat([1, -1], len(entries))
+        rows[np.arange(len(rows)), both] = sides
+        arguments = [facts.boxes[k] for k in checker.activations[:place]]
+        at_once = max(int(self.prover.memory * 2**24 / max(rows.shape[1], 1)) // 16, 16)
+        found = []
+        for begin in range(0, len(rows), at_once):
+            some = rows[begin : begin + at_once].reshape(-1, *shape)
+            found.append(self.prover.search(self.low, self.high, arguments, some, None, 3, place))
+        slopes = tuple(
+            tuple(None if x[0] is None else np.concatenate(x).astype("<f2")
+                  for x in zip(*layer, strict=True))
+            for layer in zip(*found, strict=True)
+        )  # fmt: skip
+        self.boxes[-1] = Rows(both.astype("<i4"), sides.astype("<i4"), slopes)  # type: ignore
+        held = _Arrays()
+        none = (None,) * len(checker.activations)
+        leaf = held.leaf(Leaf(np.ones(1), none, (*self.boxes, *none[len(self.boxes) :])))
+        assert leaf is not None
+        checker.tighten(held, leaf, facts, index, argument)
 
 
-def _walk(tree, group: int, case: int, root) -> tuple[tuple, list]:
-    """The splits of one case's box in preorder, and its leaves as (low, high, row)."""
-    closed = {node: row for node, c, row, _ in tree.closed if c == case}
-    splits: list[tuple[int, float] | None] = []
-    parts = []
-    stack = [(tree.group.index(group), *root)]
+@eqx.filter_jit
+def _proposed(layers, relaxed, proposals):
+    one = jax.tree.map(lambda x: x[0], relaxed)
+    lines = jax.vmap(lambda p: proposed_lines(layers, one, jax.tree.map(_double, p), jnp.float64))
+    return lines(proposals)
+
+
+def _double(x):
+    return x.astype(jnp.float64)
+
+
+def _slopes(operation, low, high, count: int, box) -> Slopes:
+    """Slopes as a certificate holds them."""
+    low, high = np.asarray(low, float)[:count], np.asarray(high, float)[:count]
+    if operation.kind == "relu":
+        # Single precision is precise enough, and the chord above needs no slope.
+        low = np.where(operation.bent(*box), low, box[0] >= 0)
+        return low.astype("<f4"), None
+    if operation.kind == "max":
+        low = np.maximum(low, 0)
+    return low, high
+
+
+def _kept(pair: Slopes, row: int) -> Slopes:
+    low, high = pair
+    return None if low is None else low[row], None if high is None else high[row]
+
+
+def _cut(part: _Part, axis: int, at: float) -> tuple[_Part, _Part]:
+    left, right = part.high.copy(), part.low.copy()
+    left[axis] = right[axis] = at
+    part.axis, part.cut = axis, at
+    below = _Part(part.case, part.group, part.low, left, part.rows, part.depth + 1)
+    above = _Part(part.case, part.group, right, part.high, part.rows, part.depth + 1)
+    part.halves = below, above
+    return part.halves
+
+
+def _preorder(root: _Part):
+    stack = [root]
     while stack:
-        node, low, high = stack.pop()
-        if node in closed:
-            splits.append(None)
-            parts.append((low, high, closed[node]))
-            continue
-        axis, cut = tree.axis[node], tree.cut[node]
-        splits.append((axis, cut))
-        left, right = high.copy(), low.copy()
-        left[axis] = right[axis] = cut
-        child = tree.children[node]
-        stack += [(child + 1, right, high), (child, low, left)]
-    return tuple(splits), parts
+        part = stack.pop()
+        yield part
+        if part.halves is not None:
+            stack += part.halves[::-1]
 
 
-def _contents(path) -> bytes:
-    data = Path(path).read_bytes()
-    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+def _leaves(root: _Part) -> list[_Part]:
+    parts = [part for part in _preorder(root) if part.halves is None]
+    for part in parts:
+        part.depth = 0
+    return parts
 
 
-__all__ = [
-    "CaseProof", "Claims", "Found", "Leaf", "Proof", "claim", "find_lines", "leaf", "proof_of",
-    "write",
-]  # fmt: skip
+def _flat(root: _Part) -> CaseProof:
+    parts = list(_preorder(root))
+    splits = tuple(None if part.halves is None else (part.axis, part.cut) for part in parts)
+    return CaseProof(splits, tuple(part.leaf for part in parts if part.leaf is not None))
+
+
+__all__ = ["CaseProof", "Leaf", "Proof", "Rows", "proof_of", "write"]
