@@ -545,9 +545,34 @@ def test_other_activations_spelt_out():
     g("Mul", g("Mul", "x", number(0.5)), g("Add", tanh, number(1)))
     shifted = g("Add", "x", number(0.1))
     g("Mul", shifted, g("Sigmoid", shifted))
+    g("Div", "x", g("Add", g("Abs", "x"), number(1)))
+    g("Div", shifted, g("Add", number(1), g("Abs", shifted)))
     network = agree(g, points=20)
     names = ["silu"] * 2 + ["hard_swish"] * 4 + ["mish", "softplus", "mish", "gelu_tanh", "silu"]
-    assert kinds(network) == names
+    assert kinds(network) == names + ["softsign"] * 2
+
+
+def test_defaults_of_attributes_are_single_precision():
+    """ONNX's attributes are float32: 0.01 is not 1/100, with or without being spelt out."""
+    for operator, defaults in (
+        ("LeakyRelu", {"alpha": 0.01}),
+        ("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
+        ("Selu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
+    ):
+        settings = []
+        for attributes in ({}, defaults):
+            g = Graph(17, x=["batch", 4])
+            g(operator, "x", **attributes)
+            settings.append(load(g.model()).nodes[0].operation.settings)
+        assert settings[0] == settings[1]
+        assert dict(settings[0]) == {k: float(np.float32(v)) for k, v in defaults.items()}
+    weights = []
+    channels = [np.full(4, v, np.float32) for v in (1, 0, 0, 1e-6)]
+    for attributes in ({}, {"epsilon": 1e-5}):
+        g = Graph(17, x=["batch", 4])
+        g("BatchNormalization", "x", *channels, **attributes)
+        weights.append(load(g.model()).nodes[0].weights)
+    np.testing.assert_array_equal(*weights)
 
 
 def test_products_that_only_look_like_activations_are_refused():
@@ -561,13 +586,16 @@ def test_products_that_only_look_like_activations_are_refused():
     g("Mul", "x", g("Add", g("Erf", "x"), number(1.1)))
     g("Mul", "x", g("Tanh", "x"))
     g("Log", g("Add", g("Exp", "x"), number(1.1)))
+    g("Div", "x", g("Add", g("Abs", "x"), number(1.1)))
+    g("Div", y, g("Add", g("Abs", "x"), number(1)))
     g("Erf", "x")
     g("Pow", "x", number(3))
     message = refusal(g)
-    assert message.startswith("The ONNX model has 11 nodes")
+    assert message.startswith("The ONNX model has 13 nodes")
     assert message.count("of two variables is nonlinear in several variables at once") == 7
     assert message.count("is only supported inside Gelu") == 2
     assert "is only supported inside softplus" in message
+    assert message.count("is only supported inside softsign") == 2
     assert "is only supported with the exponents 1 and 2" in message
 
 

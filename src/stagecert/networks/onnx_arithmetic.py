@@ -72,7 +72,9 @@ def _product(call: Call):
     x, y = call.inputs
     if call.operator == "Div":
         if isinstance(y, Value):
-            raise Refused("by a variable is not supported")
+            if isinstance(x, Value) and _is_one_plus_abs(call, x, y):
+                return call.activation("softsign", x)
+            raise Refused("by a variable is only supported inside softsign: x / (1 + |x|)")
         assert isinstance(x, Value)
         assert isinstance(y, np.ndarray)
         if not y.all():
@@ -83,6 +85,14 @@ def _product(call: Call):
     x, y = (x, y) if isinstance(x, Value) else (y, x)
     assert isinstance(x, Value)
     return call.scale(x, y)
+
+
+def _is_one_plus_abs(call: Call, x: Value, y: Value) -> bool:
+    root, a, b = call.affine(y)
+    made = call.draft.made(root)
+    if made is None or made.operation != op.Activation("abs"):
+        return False
+    return (a, b) == (1, 1) and _same(made.arguments[0], x)
 
 
 @converts("Pow")
@@ -161,7 +171,7 @@ def _batch_normalization(call: Call):
     scale, bias, mean, variance = (precise(call.constant(k + 1, n)) for k, n in enumerate(names))
     if len(x.shape) < 2 or any(w.shape != (x.shape[1],) for w in (scale, bias, mean, variance)):
         raise Refused("needs one scale, bias, mean and variance for each channel")
-    spread = variance + call.get("epsilon", 1e-5)
+    spread = variance + call.get("epsilon", _single(1e-5))
     if not np.all(spread > 0):
         raise Refused("has a variance that is not positive")
     shape = (1, -1, *(1 for _ in x.shape[2:]))
@@ -170,17 +180,22 @@ def _batch_normalization(call: Call):
     return call.add(op.Shift(), x, weights=(bias - mean * factor).reshape(shape))
 
 
+def _single(x: float) -> float:
+    """The float32 nearest to x: attributes of ONNX are float32, and so are their defaults."""
+    return float(np.float32(x))
+
+
 # Operators whose activation takes the attributes as they are, with ONNX's defaults.
 _PLAIN: dict[str, tuple[str, dict[str, float]]] = {
     "Relu": ("relu", {}),
-    "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
+    "LeakyRelu": ("leaky_relu", {"alpha": _single(0.01)}),
     "Elu": ("elu", {"alpha": 1.0}),
     "Selu": ("selu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
     "Celu": ("celu", {"alpha": 1.0}),
     "Softplus": ("softplus", {}),
     "Sigmoid": ("sigmoid", {}),
     "Tanh": ("tanh", {}),
-    "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
+    "HardSigmoid": ("hard_sigmoid", {"alpha": _single(0.2), "beta": 0.5}),
     "HardSwish": ("hard_swish", {}),
     "Mish": ("mish", {}),
     "Softsign": ("softsign", {}),

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.networks import Network
-from stagecert.networks.backward import dual_bound
-from stagecert.networks.intervals import segment_interval
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Layer, Split, split
-from stagecert.networks.search import backward_bounds, first_lines, relax
+from stagecert.networks.relaxation import Split, split
+from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
 from stagecert.verify.queries import Group, for_users, shaped
 
@@ -23,6 +20,9 @@ from stagecert.verify.queries import Group, for_users, shaped
 LARGEST_DIMENSION = 24
 # Boxes at a time.
 BATCH = 256
+FEW = 8
+# Neurons times boxes that cost next to nothing.
+CHEAP_NUMBERS = 100_000
 # Neurons times rows at a time: larger arrays fall out of the caches.
 LANE_NUMBERS = 400_000
 
@@ -97,12 +97,17 @@ class Splitter:
         self.network, self.groups = network, groups
         lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
         upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
-        self.base = lower
-        self.free = np.flatnonzero(np.any(upper > lower, axis=0))
+        self.base = lower, upper
+        self.free = np.flatnonzero(np.any(_divisible(lower, upper), axis=0))
         with jax.enable_x64(True):
             self.parts = as_arrays(split(network), jnp.float64)
             self.double = as_arrays(network, jnp.float64)
-        self.batch, self.lanes = _sizes(self.parts, memory)
+        self.batch = _boxes_at_once(self.parts, memory)
+        neurons = sum(math.prod(layer.shape) for layer in self.parts.layers)
+        # A batch is filled up, so that one compilation serves all. Where filling is expensive, few
+        # boxes have a size of their own.
+        self.sizes = [FEW, self.batch] if neurons * self.batch > CHEAP_NUMBERS else [self.batch]
+        self.lanes = rows_at_once(self.parts, memory)
         cases = max(len(group.numbers) for group in groups)
         rows = max(max(len(group.rows) for group in groups), 1)
         self.matrix = np.zeros((len(groups), rows, network.output_size))
@@ -135,7 +140,7 @@ class Splitter:
     @staticmethod
     def worthwhile(groups: tuple[Group, ...]) -> bool:
         """Whether there are few enough free entries in the inputs."""
-        free = [np.sum(group.inputs.upper64 > group.inputs.lower64) for group in groups]
+        free = [np.sum(_divisible(group.inputs.lower64, group.inputs.upper64)) for group in groups]
         return 0 < int(max(free)) <= LARGEST_DIMENSION
 
     def _node(self, group: int) -> int:
@@ -143,7 +148,7 @@ class Splitter:
 
     def full(self, boxes: Boxes) -> tuple[np.ndarray, np.ndarray]:
         """Both ends with all entries of the inputs."""
-        lower, upper = self.base[boxes.group], self.base[boxes.group].copy()
+        lower, upper = (end[boxes.group] for end in self.base)
         lower[:, self.free], upper[:, self.free] = boxes.lower, boxes.upper
         return lower, upper
 
@@ -151,17 +156,15 @@ class Splitter:
         """Bounds the boxes on top of the stack, closes what is decided and halves the others."""
         count = min(self.batch, len(self.stack))
         boxes, share = self.stack[-count:], self.share[-count:]
-        # The batch is filled up with copies of a box, so that one compiled function serves all.
-        padded = boxes[np.concatenate([np.arange(count), np.zeros(self.batch - count, int)])]
+        size = next(size for size in self.sizes if size >= count)
+        padded = boxes[np.concatenate([np.arange(count), np.zeros(size - count, int)])]
         lower, upper = self.full(padded)
-        g = padded.group
-        found = self._bounds(lower, upper, g, padded.open, count, stop)
+        found = self._bounds(lower, upper, padded, count, stop)
         if found is None or stop():
             # The boxes stay on the stack: a step that came too late changes nothing.
             return Step(None, None, None, None, None)
         self.stack, self.share = self.stack[:-count], self.share[:-count]
         self.seen += count
-        found = jax.tree.map(lambda x: np.asarray(x)[:count], found)
         g = boxes.group
         limits, strict = self.limits[g], self.strict[g]
         proven = np.isfinite(found.bound) & (
@@ -179,9 +182,8 @@ class Splitter:
         done = ~left.any(axis=1)
         self.finished += float(share[done].sum())
         stuck = not self._halve(boxes, left, share, found.scores, np.flatnonzero(~done))
-        points = np.concatenate([found.points, (0.5 * lower + 0.5 * upper)[:count, None]], axis=1)
         roots = [(int(g[k]), found.bound[k]) for k in np.flatnonzero(share == 1)]
-        return Step(points, found.violation, g, boxes.open, roots, stuck)
+        return Step(found.points, found.violation, g, boxes.open, roots, stuck)
 
     def _halve(self, boxes: Boxes, left, share, scores, rest) -> bool:
         """Puts the halves of boxes on the stack; False if a box cannot be halved."""
@@ -214,32 +216,54 @@ class Splitter:
         self.share = np.concatenate([self.share, 0.5 * share[rest], 0.5 * share[rest]])
         return True
 
-    def _bounds(self, lower, upper, g, open_, count: int, stop) -> "Found | None":
+    def _bounds(self, lower, upper, boxes: Boxes, count: int, stop) -> "Found | None":
+        g = boxes.group
         with jax.enable_x64(True):
-            asked = Asked(
-                self.matrix[g],
-                self.limits[g],
-                self.goals[g],
-                self.members[g],
-                open_,
-                lower,
-                upper,
-                self.free,
-            )
             regions = regions_of(
                 self.network, for_users(self.network, lower), for_users(self.network, upper), None
             )
-            arguments = _enclose(self.parts, regions.sets, regions.boxes, count, self.lanes, stop)
-            if arguments is None:
+            passes = Passes(self.parts, regions, self.lanes, count=count, stop=stop)
+            if not passes.complete:
                 return None
-            return _evaluate(
-                self.double,
-                self.parts,
-                regions.sets,
-                regions.boxes,
-                arguments,
-                asked,
+            # Rows of cases that are open on the box; the others keep the bound that says nothing.
+            wanted = (self.members[g[:count]] & boxes.open[:count, :, None]).any(axis=1)
+            b, r = np.nonzero(wanted)
+            found = passes.bound(b, self.matrix[g[b], r])
+            bound = np.full(wanted.shape, -np.inf)
+            bound[b, r] = found.bound
+            middle = 0.5 * lower[:count] + 0.5 * upper[:count]
+            points = np.repeat(middle[:, None], self.matrix.shape[1] + 1, axis=1)
+            points[b, r] = found.minimisers
+            coefficients = np.zeros((*wanted.shape, len(self.free)))
+            coefficients[b, r] = np.abs(found.coefficients[:, self.free])
+            return Found(
+                bound,
+                points,
+                self._violation(g, points),
+                self._scores(boxes, bound, coefficients, count),
             )
+
+    def _scores(self, boxes: Boxes, bound, coefficients, count: int) -> np.ndarray:
+        """How much each free entry matters: its share in the bounds nearest to deciding."""
+        g = boxes.group[:count]
+        over = np.where(self.members[g], (bound - self.limits[g])[:, None, :], -np.inf)
+        best = np.argmax(over, axis=2)
+        undecided = boxes.open[:count] & ~(np.max(over, axis=2) > 0)
+        picked = np.take_along_axis(coefficients, best[:, :, None], axis=1)
+        sums = np.sum(np.where(undecided[..., None] & np.isfinite(picked), picked, 0), axis=1)
+        width = (boxes.upper - boxes.lower)[:count]
+        # Entries without influence on the linear bound may still matter: they are cut in the end.
+        least = 1e-3 * np.max(sums, axis=1, keepdims=True) + 1e-12
+        return (sums + least) * width
+
+    def _violation(self, g, points: np.ndarray) -> np.ndarray:
+        """(boxes, points, cases): the largest of the case's rows minus its goal."""
+        full = np.concatenate([points, np.repeat(points[:1], len(g) - len(points), axis=0)])
+        values = np.asarray(_outputs(self.double, jnp.asarray(full)))[: len(points)]
+        g = g[: len(points)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            excess = np.einsum("bro,bpo->bpr", self.matrix[g], values) - self.goals[g][:, None]
+        return np.max(np.where(self.members[g][:, None], excess[:, :, None], -np.inf), axis=3)
 
 
 @dataclass
@@ -263,137 +287,36 @@ class Step:
     stuck: bool = False
 
 
-class Asked(eqx.Module):
-    """What is asked for every box of a batch: its ends, rows and limits; the free entries."""
+@dataclass
+class Found:
+    """Results for every box of a batch; see Step, and `scores` of each free entry."""
 
-    rows: Any
-    limits: Any
-    goals: Any
-    members: Any
-    open: Any
-    lower: Any
-    upper: Any
-    free: Any
+    bound: np.ndarray
+    points: np.ndarray
+    violation: np.ndarray
+    scores: np.ndarray
 
 
-class Found(eqx.Module):
-    """Results for every box of a batch."""
-
-    bound: Any
-    points: Any
-    violation: Any
-    scores: Any
+def _divisible(lower, upper) -> np.ndarray:
+    """Which entries are free. A number like 0.1 that is no float64 is the interval around it."""
+    lower, upper = np.asarray(lower, float), np.asarray(upper, float)
+    return upper > np.nextafter(np.nextafter(lower, np.inf), np.inf)
 
 
-def _sizes(parts: Split, memory: float) -> tuple[int, int]:
-    """How many boxes are handled at a time, and how many neurons of theirs; powers of two."""
+def rows_at_once(parts: Split, memory: float) -> int:
+    """How many rows go back through the network at a time: a power of two."""
     neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
-    boxes = min(int(memory * 2**30 / (8 * 64 * neurons)), BATCH)
-    lanes = min(int(memory * 2**30 / (8 * 32 * neurons)), LANE_NUMBERS // neurons, 1024)
-    return tuple(1 << max(n, 1).bit_length() - 1 for n in (boxes, max(lanes, 16)))  # type: ignore
+    rows = min(int(memory * 2**30 / (8 * 32 * neurons)), LANE_NUMBERS // neurons, 1024)
+    return 1 << max(rows, 16).bit_length() - 1
 
 
-def _enclose(parts: Split, sets, boxes, count: int, lanes: int, stop) -> tuple | None:
-    """Intervals of all layers' arguments; one pass back for each entry that needs it.
-
-    The entries that need one, of the first `count` boxes together, are worked off in portions of
-    one size. None if `stop` said so on the way: the first time, every layer is compiled.
-    """
-    arguments: tuple = ()
-    for index, layer in enumerate(parts.layers):
-        if stop():
-            return None
-        before = parts.layers[:index]
-        low, high, bent, relaxed = _intervals(before, layer, boxes, arguments)
-        of_box, entry = np.nonzero(np.asarray(bent)[:count]) if index else ((), ())
-        if len(of_box):
-            new_low, new_high = np.array(low), np.array(high)
-            flat_low, flat_high = (x.reshape(len(x), -1) for x in (new_low, new_high))
-            for begin in range(0, len(of_box), lanes):
-                b, e = of_box[begin : begin + lanes], entry[begin : begin + lanes]
-                pad = lanes - len(b)
-                least, most = _both_ends(
-                    before, layer.segment, relaxed, sets,
-                    jnp.asarray(np.pad(b, (0, pad))), jnp.asarray(np.pad(e, (0, pad))),
-                )  # fmt: skip
-                flat_low[b, e] = np.maximum(flat_low[b, e], np.asarray(least)[: len(b)])
-                flat_high[b, e] = np.minimum(flat_high[b, e], np.asarray(most)[: len(b)])
-            low, high = jnp.asarray(new_low), jnp.asarray(new_high)
-        arguments = (*arguments, (low, high))
-    return arguments
+def _boxes_at_once(parts: Split, memory: float) -> int:
+    neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
+    boxes = max(min(int(memory * 2**30 / (8 * 64 * neurons)), BATCH), FEW)
+    return 1 << max(boxes, 1).bit_length() - 1
 
 
 @eqx.filter_jit
-def _intervals(before, layer: Layer, boxes, arguments):
-    """The interval of one layer's argument, where it matters, and the relaxation before it."""
-
-    def one(boxes, arguments):
-        blocks = tuple(one.image(*pair) for one, pair in zip(before, arguments, strict=True))
-        low, high = segment_interval(layer.segment, boxes, blocks)
-        wedge = layer.wedge(low, high)
-        middle = 0.5 * low + 0.5 * high
-        wide = wedge.upper(middle) > wedge.lower(middle)
-        # A maximum has one block entry for several arguments.
-        wide = wide if wide.ndim == low.ndim else wide[..., None]
-        bent = jnp.broadcast_to(wide, low.shape) & (high > low)
-        return low, high, bent.reshape(-1)
-
-    relaxed = relax(before, layer.segment, boxes, arguments)
-    return *jax.vmap(one)(boxes, arguments), relaxed
-
-
-@eqx.filter_jit
-def _both_ends(before, segment, relaxed, sets, of_box, entry):
-    """Bounds of entries of a layer's argument, each on the box given with it."""
-    lines = jax.vmap(first_lines)(relaxed)
-    pick = lambda tree: jax.tree.map(lambda x: x[of_box], tree)  # noqa: E731
-    shape = relaxed.last_span.magnitude.shape[1:]
-    unit = jax.nn.one_hot(entry, math.prod(shape), dtype=jnp.float64).reshape(-1, *shape)
-
-    def one(lines, spans, last_span, inputs, unit):
-        def least(row):
-            return dual_bound(before, segment, lines, spans, last_span, inputs, row).bound
-
-        return least(unit), -least(-unit)
-
-    return jax.vmap(one)(
-        pick(lines), pick(relaxed.spans), pick(relaxed.last_span), pick(sets), unit
-    )
-
-
-@eqx.filter_jit
-def _evaluate(network: Network, parts: Split, sets, boxes, arguments, asked: Asked) -> Found:
-    rows, members, lower, upper = asked.rows, asked.members, asked.lower, asked.upper
-    relaxed = relax(parts.layers, parts.last, boxes, arguments)
-
-    def bounds(sets):
-        found = backward_bounds(parts.layers, parts.last, relaxed, sets, rows)
-        return found.bound, found.minimiser
-
-    bound, pull, minimiser = jax.vjp(bounds, sets, has_aux=True)
-    over = jnp.where(members, (bound - asked.limits)[:, None, :], -jnp.inf)
-    best = jnp.argmax(over, axis=2)
-    undecided = asked.open & ~(jnp.max(over, axis=2) > 0)
-    # What the ends of the box contribute to the bounds that are nearest to deciding: the
-    # derivative in an end is the linear bound's coefficient there.
-    weight = jnp.sum(jax.nn.one_hot(best, rows.shape[1]) * undecided[..., None], axis=1)
-    (slopes,) = pull(weight)
-    flat = [jnp.abs(x).reshape(len(rows), -1) for x in jax.tree.leaves(slopes)]
-    # Leaves alternate between lower and upper ends, one pair for each input.
-    coefficients = jnp.concatenate(
-        [a + b for a, b in zip(flat[::2], flat[1::2], strict=True)], axis=1
-    )[:, asked.free]
-    width = (upper - lower)[:, asked.free]
-    coefficients = jnp.where(jnp.isfinite(coefficients), coefficients, 0)
-    # Entries without influence on the linear bound may still matter: they are cut in the end.
-    least = 1e-3 * jnp.max(coefficients, axis=1, keepdims=True) + 1e-12
-    scores = (coefficients + least) * width
-    inputs = minimiser if isinstance(minimiser, tuple) else (minimiser,)
-    points = jnp.concatenate([x.reshape(*rows.shape[:2], -1) for x in inputs], axis=2)
-    centre = (0.5 * lower + 0.5 * upper)[:, None]
-    values = jax.vmap(jax.vmap(lambda x: network.flat_outputs(*shaped(network, x))))(
-        jnp.concatenate([points, centre], axis=1)
-    )
-    excess = jnp.einsum("bro,bpo->bpr", rows, values) - asked.goals[:, None]
-    violation = jnp.max(jnp.where(members[:, None], excess[:, :, None], -jnp.inf), axis=3)
-    return Found(bound, points, violation, scores)
+def _outputs(network: Network, points):
+    """Outputs at (boxes, points, entries)."""
+    return jax.vmap(jax.vmap(lambda x: network.flat_outputs(*shaped(network, x))))(points)

@@ -2,19 +2,25 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from stagecert import networks, properties
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
+from stagecert.networks.regions import regions_of
+from stagecert.networks.relaxation import Split, split
+from stagecert.networks.stepwise import Passes
+from stagecert.problem import as_arrays
 from stagecert.verify import attack
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
-from stagecert.verify.splitting import Splitter, Tree
+from stagecert.verify.splitting import Splitter, Tree, rows_at_once
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
 
@@ -31,7 +37,8 @@ class CaseBounds:
     Attributes:
         case: its number in `Property.cases`.
         refuted: whether it is proven that no point belongs to the case.
-        how: what refuted it: "ibp", "backward", "nonconvex", "optimised" or "splitting".
+        how: what refuted it: "ibp" (one pass back on intervals), "backward" (on intervals that
+            passes back have tightened), "nonconvex", "optimised" or "splitting".
         row: the row that did, as an index into the case's output rows followed by the rows of its
             inputs; None if there is none, or if different boxes needed different rows.
         bounds: for each of these rows a certified lower bound of row - bound over the whole box.
@@ -167,7 +174,16 @@ class _State:
     how: list[str | None]
     row: list[int | None]
     nearest: np.ndarray
-    arguments: dict[str, tuple] = field(default_factory=dict)
+    arguments: tuple = ()  # intervals of all activations' arguments, by one pass back
+
+
+@dataclass(frozen=True, eq=False)
+class _Bounded:
+    """Bounds (boxes, rows), where they are attained, and the intervals behind them."""
+
+    bound: np.ndarray
+    points: np.ndarray
+    arguments: tuple
 
 
 class Verification:
@@ -199,6 +215,7 @@ class Verification:
         self.states: list[_State] = []
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
+        self.parts: Split | None = None
         self.whole: dict[int, tuple[int, int, str, tuple | None]] = {}
         self.reason = ""
         self._tried: dict[tuple[int, bytes], None] = {}
@@ -368,7 +385,7 @@ class Verification:
     # -- bounds over whole boxes -----------------------------------------------------------------
 
     def _bound(self, how: str) -> None:
-        """Bounds the rows of open cases over their boxes; see `STAGES` for the kinds."""
+        """Bounds the rows of open cases over their boxes; see `CaseBounds.how`."""
         waiting = sorted({g for g, _ in self._open()})
         for begin in range(0, len(waiting), BOXES):
             self._bound_some(how, waiting[begin : begin + BOXES])
@@ -376,7 +393,6 @@ class Verification:
                 return
 
     def _bound_some(self, how: str, chosen: list[int]) -> None:
-        groups = [self.groups[g] for g in chosen]
         picks = [
             np.flatnonzero(self.groups[g].members[~self.states[g].refuted].any(axis=0))
             for g in chosen
@@ -386,31 +402,15 @@ class Verification:
         # A power of two, so that fewer sizes are compiled; the first row fills up the others.
         most = 1 << (max(map(len, picks)) - 1).bit_length()
         picks = [np.concatenate([p, np.repeat(p[:1], most - len(p))]) for p in picks]
-        rows = np.stack([group.matrix[p] for group, p in zip(groups, picks, strict=True)])
-        limits = np.stack([group.limits[p] for group, p in zip(groups, picks, strict=True)])
-        lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
-        upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
         self.say(f"bounding {len(chosen)} boxes x {most} rows: {how}")
-        method = "nonconvex" if how == "optimised" else how
-        intermediate: Any = how
-        if how == "nonconvex":
-            intermediate = self._earlier(chosen, "backward")
-        found = networks.bound(
-            self.network,
-            for_users(self.network, lower),
-            for_users(self.network, upper),
-            rows,
-            method=method,  # type: ignore
-            intermediate=intermediate,
-            threshold=np.where(np.isfinite(limits), limits, np.finfo(float).max),
-            time_limit=self._left(),
-            memory=self.memory,
-        )
+        simple = how in ("ibp", "backward")
+        found = (self._by_passes if simple else self._by_search)(how, chosen, picks)
+        if found is None:
+            return
         for k, (g, pick) in enumerate(zip(chosen, picks, strict=True)):
             group, state = self.groups[g], self.states[g]
-            arguments = tuple((low[k], high[k]) for low, high in found.intermediate)
-            if how == "backward" or self.keep:
-                state.arguments[how] = arguments
+            if how == "backward":
+                state.arguments = tuple((low[k], high[k]) for low, high in found.arguments)
             # Bounds that hold are kept: each is a proof by itself.
             new = np.where(np.isnan(found.bound[k]), -np.inf, found.bound[k])
             np.maximum.at(state.bounds, pick, new)
@@ -422,28 +422,79 @@ class Verification:
                     row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
                     state.how[c], state.row[c] = how, row
                     state.refuted[c] = True
-                    self.whole[group.numbers[c]] = (g, row, how, state.arguments.get(how))
+                    kept = tuple((low[k], high[k]) for low, high in found.arguments)
+                    self.whole[group.numbers[c]] = (g, row, how, kept if self.keep else None)
         if not self._decided() and how != "ibp":
-            self._try_minimisers(found.inputs, chosen)
+            self._try_minimisers(found.points, chosen)
 
-    def _earlier(self, chosen: list[int], how: str) -> tuple:
-        per_box = [self.states[g].arguments[how] for g in chosen]
+    def _boxes(self, chosen: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        ends = [(self.groups[g].inputs.lower64, self.groups[g].inputs.upper64) for g in chosen]
+        return tuple(np.stack(end).astype(float) for end in zip(*ends, strict=True))  # type: ignore
+
+    def _by_passes(self, how: str, chosen: list[int], picks: list) -> "_Bounded | None":
+        """One pass back, on intervals or on intervals that passes back have tightened."""
+        with jax.enable_x64(True):
+            parts = self.parts or as_arrays(split(self.network), jnp.float64)
+            self.parts = parts
+            lower, upper = self._boxes(chosen)
+            regions = regions_of(
+                self.network, for_users(self.network, lower), for_users(self.network, upper), None
+            )
+            passes = Passes(
+                parts, regions, rows_at_once(parts, self.memory),
+                refine=how == "backward", stop=self._late,
+                share=lambda done, size: self.say(f"bounding: {how}, layer {done} of {size}"),
+            )  # fmt: skip
+            if not passes.complete:
+                return None
+            rows = np.concatenate(
+                [self.groups[g].matrix[p] for g, p in zip(chosen, picks, strict=True)]
+            )
+            found = passes.bound(np.repeat(np.arange(len(chosen)), len(picks[0])), rows)
+            shape = len(chosen), len(picks[0])
+            return _Bounded(
+                found.bound.reshape(shape),
+                found.minimisers.reshape(*shape, -1),
+                jax.tree.map(np.asarray, passes.arguments),
+            )
+
+    def _by_search(self, how: str, chosen: list[int], picks: list) -> "_Bounded":
+        """The search of `networks.bound`."""
+        groups = [self.groups[g] for g in chosen]
+        rows = np.stack([group.matrix[p] for group, p in zip(groups, picks, strict=True)])
+        limits = np.stack([group.limits[p] for group, p in zip(groups, picks, strict=True)])
+        lower, upper = self._boxes(chosen)
+        found = networks.bound(
+            self.network,
+            for_users(self.network, lower),
+            for_users(self.network, upper),
+            rows,
+            method="nonconvex",
+            intermediate=self._earlier(chosen) if how == "nonconvex" else "optimised",
+            threshold=np.where(np.isfinite(limits), limits, np.finfo(float).max),
+            time_limit=self._left(),
+            memory=self.memory,
+        )
+        inputs = found.inputs if isinstance(found.inputs, tuple) else (found.inputs,)
+        points = np.concatenate([x.reshape(*rows.shape[:2], -1) for x in inputs], axis=2)
+        return _Bounded(found.bound, points, found.intermediate)
+
+    def _earlier(self, chosen: list[int]) -> tuple:
+        """The intervals that one pass back gave."""
+        per_box = [self.states[g].arguments for g in chosen]
         return tuple(
             (np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs]))
             for pairs in zip(*per_box, strict=True)
         )
 
-    def _try_minimisers(self, inputs, chosen: list[int]) -> None:
-        """Attacks from the points where bounds are attained."""
-        arrays = inputs if isinstance(inputs, tuple) else (inputs,)
-        boxes, rows = arrays[0].shape[:2]
-        flat = np.concatenate([x.reshape(boxes, rows, -1) for x in arrays], axis=2)
+    def _try_minimisers(self, points: np.ndarray, chosen: list[int]) -> None:
+        """Attacks from the points where bounds are attained: (boxes, rows, entries)."""
         lanes, starts = [], []
         for k, g in enumerate(chosen):
             for c in np.flatnonzero(~self.states[g].refuted):
-                for r in range(rows):
+                for point in points[k]:
                     lanes.append((g, int(c)))
-                    starts.append(flat[k, r])
+                    starts.append(point)
         self._descend_from(np.array(starts), lanes)
 
     def _descend_from(self, starts: np.ndarray, lanes: list[tuple[int, int]]) -> None:
