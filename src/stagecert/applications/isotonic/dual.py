@@ -1,0 +1,140 @@
+"""The edge dual of least squares on a partial order, for all losses that fit means.
+
+The dual has one multiplier for each comparison and separable terms; accelerated ascent with a step
+for each comparison climbs it. Two things make it fast. Comparisons that hold with room to spare
+leave the iteration for a while, which also lengthens the steps of the others. And the fit is read
+off the *blocks* that positive multipliers join, by averaging over each: its error is then of second
+order in that of the multipliers, where repairing the dual's own fit costs first order.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagecert.applications.isotonic import vectorised
+from stagecert.applications.isotonic.certificate import Samples, lower_bound, net_outflow
+from stagecert.applications.isotonic.compiling import COMPILED
+from stagecert.applications.isotonic.orders import Order
+from stagecert.applications.isotonic.result import Search, Tolerance
+
+if COMPILED:
+    from stagecert.applications.isotonic.sweeps import (
+        ascend,
+        joined_blocks,
+        running_maximum,
+        running_minimum,
+    )
+else:
+    ascend, joined_blocks = vectorised.ascend, vectorised.joined_blocks
+    running_maximum, running_minimum = vectorised.running_maximum, vectorised.running_minimum
+
+# Iterations between two looks at the fit.
+_CHUNK = 25
+# How many times neighbouring blocks in the wrong order are merged before the rest is repaired.
+_MERGES = 8
+# A comparison leaves the iteration when it holds by this many times what the fit moved lately.
+_ROOM = 3.0
+
+
+@dataclass
+class _Working:
+    """The comparisons that take part in the iteration."""
+
+    index: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    step: np.ndarray
+    multipliers: np.ndarray
+    ahead: np.ndarray
+
+
+def _working(order: Order, inverse, index, multipliers, ahead) -> _Working:
+    lower, upper = order.lower[index], order.upper[index]
+    degree = np.bincount(lower, minlength=order.count) + np.bincount(upper, minlength=order.count)
+    # The Hessian's row sums: the ascent cannot overshoot with these steps.
+    stiffness = degree * inverse
+    step = 1.0 / (stiffness[lower] + stiffness[upper])
+    return _Working(index, lower, upper, step, multipliers[index], ahead[index])
+
+
+def solve_dual(
+    samples: Samples, tolerance: Tolerance, max_iterations: int, deadline: float
+) -> Search:
+    """Fits means on an order all of whose nodes have weight, to a certified gap."""
+    order, y, weight = samples.order, samples.node_mean, samples.node_weight
+    inverse = 1.0 / weight
+    edges = len(order.lower)
+    zeros = np.zeros(edges)
+    work = _working(order, inverse, np.arange(edges), zeros, zeros)
+    best = Search.nothing("dual")
+    # What no fit can avoid: the spread of targets that share a node.
+    within = np.sum(samples.weight * (samples.y - y[samples.node]) ** 2)
+    threshold = np.inf
+    momentum, iterations, moved_from = 1.0, 0, y
+    middle = float(np.mean(y))
+    # Multipliers this small join no blocks.
+    speck = 1e-9 * float(np.max(weight * np.abs(y - middle), initial=0.0))
+    while True:
+        if edges:
+            momentum = ascend(
+                y, inverse, work.lower, work.upper, work.step, work.multipliers, work.ahead,
+                momentum, _CHUNK,
+            )  # fmt: skip
+        iterations += _CHUNK
+        multipliers = np.zeros(edges)
+        multipliers[work.index] = work.multipliers
+        towards = y - inverse * net_outflow(order, multipliers)
+        fit = _feasible(order, y, weight, multipliers, towards, speck)
+        value = float(weight @ (fit - y) ** 2)
+        # The dual value of least squares; weight @ (y - towards) is zero but for rounding.
+        gap = value - float((weight * (y - towards)) @ (y + towards - 2 * middle))
+        out_of_budget = iterations >= max_iterations or time.perf_counter() > deadline
+        # Below the accuracy of the sums there is nothing left to gain.
+        last = out_of_budget or not edges or gap <= 4 * np.finfo(float).eps * value
+        if samples.loss.name == "squared":
+            threshold = min(threshold, tolerance.allowed(value + within - gap))
+        if gap <= threshold or last:
+            best = best.better(_certified(samples, multipliers, fit), iterations)
+            threshold = 0.5 * gap
+            if tolerance.reached(best) or last:
+                return best.ended(tolerance, iterations, max_iterations, deadline)
+        if iterations % (2 * _CHUNK) == 0:
+            ahead = np.zeros(edges)
+            ahead[work.index] = work.ahead
+            room = _ROOM * np.sqrt(np.mean((towards - moved_from) ** 2))
+            near = towards[order.upper] - towards[order.lower] < room
+            index = np.flatnonzero(near | (multipliers > 0) | (ahead > 0))
+            work = _working(order, inverse, index, multipliers, ahead)
+        moved_from = towards
+
+
+def _feasible(order: Order, y, weight, multipliers, towards, speck) -> np.ndarray:
+    """An isotonic fit near the dual's: the better of averaging over blocks and of repairing."""
+    repaired = 0.5 * (
+        running_maximum(towards, order.lower, order.start)
+        + running_minimum(towards, order.lower, order.start)
+    )
+    joining = multipliers
+    for _ in range(_MERGES):
+        block, blocks = joined_blocks(joining, speck, order.lower, order.start)
+        mean = np.bincount(block, weights=weight * y, minlength=blocks)
+        mean /= np.bincount(block, weights=weight, minlength=blocks)
+        averaged = mean[block]
+        wrong = order.violated(averaged)
+        if not wrong.any():
+            break
+        joining = np.where(wrong, 2 * speck + 1.0, joining)
+    else:
+        averaged = running_maximum(averaged, order.lower, order.start)
+    fits = (averaged, repaired)
+    return min(fits, key=lambda fit: float(weight @ (fit - y) ** 2))
+
+
+def _certified(samples: Samples, multipliers, fit) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Fit, multipliers, value and bound for the loss itself."""
+    # At the optimum w (z - y) + outflow = 0 for least squares with 1/2; the slope of another loss
+    # is its curvature times z - y, and a comparison with a multiplier has equal ends.
+    scaled = multipliers * samples.loss.curvature(fit)[samples.order.upper]
+    clipped = samples.clipped(fit)
+    return clipped, scaled, samples.value(clipped), lower_bound(samples, scaled, clipped)
