@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -39,13 +40,16 @@ def sample(items: list, limit: int | None) -> list:
     return [items[round(k * (len(items) - 1) / max(limit - 1, 1))] for k in range(limit)]
 
 
-def run(name: str, item: dict, timeout: float) -> dict:
-    """Verifies one instance in a process of its own."""
+def run(name: str, item: dict, timeout: float, certificates: bool = False) -> dict:
+    """Verifies one instance in a process of its own, and checks the certificate in another."""
     files = [_existing(DATA / name / item[key]) for key in ("model", "property")]
     program = [sys.executable, "-c", "from stagecert.cli import main; main()"]
     begin = time.monotonic()
+    folder = tempfile.TemporaryDirectory()
+    proof = Path(folder.name) / "certificate"
+    wanted = ["--certificate", str(proof)] if certificates else []
     done = subprocess.run(
-        [*program, "verify", *files, "--json", "--timeout", str(timeout)],
+        [*program, "verify", *files, "--json", "--timeout", str(timeout), *wanted],
         capture_output=True,
         text=True,
         check=False,
@@ -55,6 +59,10 @@ def run(name: str, item: dict, timeout: float) -> dict:
         said = json.loads(done.stdout)
     except ValueError:
         said = {"answer": "error", "reason": done.stderr.strip()[-500:]}
+    checked = {}
+    if certificates and said["answer"] == "unsat":
+        checked = {"certificate": _checked([*program, "check", *files], proof, said, done.stderr)}
+    folder.cleanup()
     hows = sorted({case["how"] for case in said.get("cases", ()) if case["how"]})
     return {
         **item,
@@ -64,6 +72,23 @@ def run(name: str, item: dict, timeout: float) -> dict:
         "boxes": said.get("boxes", 0),
         "how": hows,
         "reason": said.get("reason", ""),
+        **checked,
+    }
+
+
+def _checked(program: list[str], proof: Path, said: dict, errors: str) -> dict:
+    """What became of a certificate: whether it is accepted, its size, and what it cost."""
+    if not proof.exists():
+        return {"accepted": False, "reason": errors.strip()[-500:]}
+    begin = time.monotonic()
+    done = subprocess.run([*program, str(proof)], capture_output=True, text=True, check=False)
+    return {
+        "accepted": done.returncode == 0,
+        "reason": (done.stdout + done.stderr).strip()[-500:],
+        "bytes": proof.stat().st_size,
+        "deciding": said["seconds"],
+        "writing": said["certificate_seconds"],
+        "checking": round(time.monotonic() - begin, 2),
     }
 
 
@@ -96,7 +121,35 @@ def table() -> str:
             f"| {statistics.median(row['seconds'] for row in rows):.1f} s "
             f"| {held['timeout']:g} s | {held['date']} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_certificates()]) + "\n"
+
+
+def _certificates() -> list[str]:
+    """The table of certificates, for the sets that were run with --certificates."""
+    lines = [
+        "",
+        "Certificates of the `unsat` answers above (`--certificates`). Deciding excludes the start",
+        "of the process; writing includes finding the proof; checking is a process of its own,",
+        "start included. Medians, with the maximum in brackets.",
+        "",
+        "| set | unsat | accepted | size | deciding | writing | checking |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    count = len(lines)
+    for path in sorted(RESULTS.glob("*.json")):
+        held = json.loads(path.read_text())
+        found = [row["certificate"] for row in held["instances"] if "certificate" in row]
+        if found:
+            accepted = [one for one in found if one["accepted"]]
+            cells = [f"{held['set']} | {len(found)} | {len(accepted)}"]
+            for key, unit, scale in (
+                ("bytes", "kB", 1e-3), ("deciding", "s", 1), ("writing", "s", 1),
+                ("checking", "s", 1),
+            ):  # fmt: skip
+                numbers = [one[key] * scale for one in accepted] or [0]
+                cells.append(f"{statistics.median(numbers):.1f} ({max(numbers):.1f}) {unit}")
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines if len(lines) > count else []
 
 
 def main() -> None:
@@ -106,6 +159,9 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=there, default=there)
     parser.add_argument("--limit", type=int, help="at most this many instances of each set")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds for an instance")
+    parser.add_argument(
+        "--certificates", action="store_true", help="write and check a certificate of every unsat"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing, write the table")
     options = parser.parse_args()
     if not there:
@@ -115,12 +171,13 @@ def main() -> None:
         everything = instances(name)
         rows = []
         for item in sample(everything, options.limit):
-            rows.append(run(name, item, options.timeout))
+            rows.append(run(name, item, options.timeout, options.certificates))
             last = rows[-1]
             print(
                 f"{name} {Path(item['model']).name} {Path(item['property']).name}: "
                 f"{last['answer']} (expected {last['expected']}) {last['seconds']:.1f} s"
-                + (" WRONG" if last["wrong"] else ""),
+                + (" WRONG" if last["wrong"] else "")
+                + (f" {last['certificate']}" if "certificate" in last else ""),
                 flush=True,
             )
         held = {

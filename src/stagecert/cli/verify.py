@@ -67,8 +67,10 @@ def verify(
         if certificate is not None and verdict.answer == "unsat":
             # The property is decided: time no longer matters, but signals do.
             watcher.deadline = None
+            decided = time.monotonic()
             if _write_certificate(certificate, model, property, verdict, work.say):
                 outcome.missing = None
+                outcome.writing = time.monotonic() - decided
     except (ProblemError, OSError) as error:
         outcome.fail(str(error), BAD_INPUT)
     except KeyboardInterrupt:
@@ -86,6 +88,7 @@ class _Outcome:
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
         self.missing = certificate  # what an `unsat` still owes
+        self.writing: float | None = None  # seconds that the certificate took
         self._once = threading.Lock()
         self._drawn = False
 
@@ -109,7 +112,8 @@ class _Outcome:
         if verdict.counterexample is not None:
             text += "\n" + verdict.counterexample.text()
         if self.as_json:
-            self._print(json.dumps(verdict.to_dict()))
+            writing = None if self.writing is None else round(self.writing, 3)
+            self._print(json.dumps(verdict.to_dict() | {"certificate_seconds": writing}))
         elif self.quiet:
             self._print(verdict.answer)
         else:

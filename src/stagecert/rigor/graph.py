@@ -58,7 +58,7 @@ def read(data: bytes, arithmetic: Arithmetic) -> Program:
         model.ParseFromString(data)
     except Exception as error:
         raise Refused(f"the model is no ONNX file: {error}") from None
-    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    versions = sorted({o.version for o in model.opset_import if o.domain in ("", "ai.onnx")})
     if len(versions) != 1 or versions[0] not in OPSETS:
         raise Refused(f"the model needs one opset between 7 and {OPSETS[-1]}, not {versions}")
     graph = model.graph
