@@ -6,6 +6,7 @@ Writes the model, test images and properties into src/stagecert/digits. Needs sc
 has the images. The same numbers come out on every run on one machine.
 """
 
+import itertools
 from pathlib import Path
 
 import jax
@@ -68,7 +69,7 @@ def train(images, labels, epochs=60, batch=64):
     layers = [
         (draw.normal(size=(n, m)).astype(np.float32) * np.float32(np.sqrt(2 / n)),
          np.zeros(m, np.float32))
-        for n, m in zip(SIZES[:-1], SIZES[1:], strict=True)
+        for n, m in itertools.pairwise(SIZES)
     ]  # fmt: skip
     zeros = jax.tree.map(np.zeros_like, layers)
     moments, key, count = (zeros, zeros), jax.random.key(0), 0

@@ -73,7 +73,8 @@ class Boxes:
     Attributes:
         centre: the images themselves, as float32.
         lower, upper: float64 boxes that contain the exact ones.
-        least, most: float32 boxes inside of the exact ones.
+        least, most: float32 boxes inside of the exact ones; where an exact one has no float32, the
+            image itself.
     """
 
     centre: np.ndarray
@@ -98,10 +99,11 @@ def boxes_around(images: np.ndarray, how: Preparation) -> Boxes:
         pixels = pixels / _Interval.of(255.0) if images.dtype == np.uint8 else pixels
         also_low, also_high = _ends(pixels, how)
         lower, upper = np.minimum(lower, also_low.low), np.maximum(upper, also_high.high)
-    # The image itself belongs to its box, whatever rounding made of it.
+    # What the network gets for the image itself is covered too, whatever rounding made of it.
     lower, upper = np.minimum(lower, centre), np.maximum(upper, centre)
-    least = np.minimum(_up32(low.high), centre)
-    most = np.maximum(-_up32(-high.low), centre)
+    least, most = _up32(low.high), -_up32(-high.low)
+    none = least > most
+    least, most = np.where(none, centre, least), np.where(none, centre, most)
     return Boxes(centre, lower, upper, least, most)
 
 
