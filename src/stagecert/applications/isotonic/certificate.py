@@ -110,8 +110,9 @@ def lower_bound(samples: Samples, multipliers: np.ndarray, fit: np.ndarray) -> f
         ROUNDING * np.sum(weight * size + np.abs(share * shift) + fall + steepness * width)
         + _mismatch(samples, multipliers, outflow, share) * width
     )
-    bound = math.fsum(terms) - 1.001 * float(charge)
-    return float(np.nextafter(bound, -np.inf)) if np.isfinite(bound) else -np.inf
+    if not (np.all(np.isfinite(terms)) and np.isfinite(charge)):
+        return -np.inf
+    return float(np.nextafter(math.fsum(terms) - 1.001 * float(charge), -np.inf))
 
 
 def _shared(samples: Samples, outflow: np.ndarray, fit: np.ndarray) -> np.ndarray:

@@ -12,22 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagecert.applications.isotonic import vectorised
 from stagecert.applications.isotonic.certificate import Samples, lower_bound, net_outflow
-from stagecert.applications.isotonic.compiling import COMPILED
 from stagecert.applications.isotonic.orders import Order
 from stagecert.applications.isotonic.result import Search, Tolerance
-
-if COMPILED:
-    from stagecert.applications.isotonic.sweeps import (
-        ascend,
-        joined_blocks,
-        running_maximum,
-        running_minimum,
-    )
-else:
-    ascend, joined_blocks = vectorised.ascend, vectorised.joined_blocks
-    running_maximum, running_minimum = vectorised.running_maximum, vectorised.running_minimum
+from stagecert.applications.isotonic.sweeps import (
+    ascend,
+    block_means,
+    running_maximum,
+    running_minimum,
+)
 
 # Iterations between two looks at the fit.
 _CHUNK = 25
@@ -35,6 +28,8 @@ _CHUNK = 25
 _MERGES = 8
 # A comparison leaves the iteration when it holds by this many times what the fit moved lately.
 _ROOM = 3.0
+# Relative to the value, gaps below this are lost in rounding.
+_FINEST = 1e-15
 
 
 @dataclass
@@ -68,13 +63,13 @@ def solve_dual(
     zeros = np.zeros(edges)
     work = _working(order, inverse, np.arange(edges), zeros, zeros)
     best = Search.nothing("dual")
-    # What no fit can avoid: the spread of targets that share a node.
-    within = np.sum(samples.weight * (samples.y - y[samples.node]) ** 2)
-    threshold = np.inf
     momentum, iterations, moved_from = 1.0, 0, y
     middle = float(np.mean(y))
     # Multipliers this small join no blocks.
     speck = 1e-9 * float(np.max(weight * np.abs(y - middle), initial=0.0))
+    # What no fit can avoid: the spread of targets that share a node.
+    within = float(np.sum(samples.weight * (samples.y - y[samples.node]) ** 2))
+    dual, threshold = 0.0, np.inf
     while True:
         if edges:
             momentum = ascend(
@@ -85,20 +80,21 @@ def solve_dual(
         multipliers = np.zeros(edges)
         multipliers[work.index] = work.multipliers
         towards = y - inverse * net_outflow(order, multipliers)
-        fit = _feasible(order, y, weight, multipliers, towards, speck)
-        value = float(weight @ (fit - y) ** 2)
         # The dual value of least squares; weight @ (y - towards) is zero but for rounding.
-        gap = value - float((weight * (y - towards)) @ (y + towards - 2 * middle))
-        out_of_budget = iterations >= max_iterations or time.perf_counter() > deadline
-        # Below the accuracy of the sums there is nothing left to gain.
-        last = out_of_budget or not edges or gap <= 4 * np.finfo(float).eps * value
-        if samples.loss.name == "squared":
-            threshold = min(threshold, tolerance.allowed(value + within - gap))
-        if gap <= threshold or last:
-            best = best.better(_certified(samples, multipliers, fit), iterations)
-            threshold = 0.5 * gap
-            if tolerance.reached(best) or last:
-                return best.ended(tolerance, iterations, max_iterations, deadline)
+        before, dual = dual, float((weight * (y - towards)) @ (y + towards - 2 * middle))
+        last = not edges or iterations >= max_iterations or time.perf_counter() > deadline
+        # While the dual still climbs by more than the gap asked for, no fit can close the gap.
+        if last or dual - before <= max(tolerance.allowed(dual + within), _FINEST * dual):
+            fit = _feasible(order, y, weight, multipliers, towards, speck)
+            gap = float(weight @ (fit - y) ** 2) - dual
+            last = last or gap <= _FINEST * dual
+            if samples.loss.name == "squared":
+                threshold = min(threshold, tolerance.allowed(dual + within))
+            if gap <= threshold or last:
+                best = best.better(_certified(samples, multipliers, fit), iterations)
+                if tolerance.reached(best) or last:
+                    return best.ended(tolerance, iterations, max_iterations, deadline)
+                threshold = 0.5 * gap
         if iterations % (2 * _CHUNK) == 0:
             ahead = np.zeros(edges)
             ahead[work.index] = work.ahead
@@ -115,17 +111,8 @@ def _feasible(order: Order, y, weight, multipliers, towards, speck) -> np.ndarra
         running_maximum(towards, order.lower, order.start)
         + running_minimum(towards, order.lower, order.start)
     )
-    joining = multipliers
-    for _ in range(_MERGES):
-        block, blocks = joined_blocks(joining, speck, order.lower, order.start)
-        mean = np.bincount(block, weights=weight * y, minlength=blocks)
-        mean /= np.bincount(block, weights=weight, minlength=blocks)
-        averaged = mean[block]
-        wrong = order.violated(averaged)
-        if not wrong.any():
-            break
-        joining = np.where(wrong, 2 * speck + 1.0, joining)
-    else:
+    averaged, wrong = block_means(y, weight, multipliers, speck, order.lower, order.upper, _MERGES)
+    if wrong:
         averaged = running_maximum(averaged, order.lower, order.start)
     fits = (averaged, repaired)
     return min(fits, key=lambda fit: float(weight @ (fit - y) ** 2))

@@ -22,6 +22,8 @@ from stagecert.applications.isotonic.sweeps import running_maximum
 from stagecert.errors import ProblemError
 from stagecert.solution import Status
 
+# Nodes and comparisons up to which minimum cuts take milliseconds: exactness costs nothing there.
+_SMALL = 5_000
 ENGINES = ("auto", "pava", "dual", "cuts", "stagewise")
 
 
@@ -94,8 +96,8 @@ def fit(
             losses need no bounds.
         atol, rtol: stop when value - bound <= atol + rtol * |bound|.
         engine: "auto" picks by structure: "pava" on total orders; "dual" for losses that fit means
-            (squared, logistic, poisson); exact minimum "cuts" otherwise, and whenever asked for;
-            "stagewise" for functions.
+            (squared, logistic, poisson) on large orders; exact minimum "cuts" otherwise, and
+            whenever asked for; "stagewise" for functions.
         max_iterations, time_limit: limits, in steps of the engine and in seconds.
 
     Raises:
@@ -111,6 +113,8 @@ def fit(
     chosen = loss if callable(loss) else named_loss(loss, quantile=quantile, delta=delta)
     y, node, weight = _checked_samples(y, node, weight, order.count, chosen)
     low, high = _range(y, y_min, y_max, chosen)
+    if not np.sum(weight) * max(high - low, 1.0) ** 2 < 1e300:
+        raise ProblemError(f"y from {low} to {high}: losses this large overflow; scale the data.")
     name = _picked(engine, order, chosen, bool(np.all(np.bincount(node, minlength=order.count))))
     limit = np.inf if time_limit is None else begin + time_limit
     if name == "stagewise":
@@ -128,6 +132,9 @@ def fit(
             search = solve_chain(samples, tolerance)
         elif name == "dual":
             search = solve_dual(samples, tolerance, max_iterations, limit)
+            if engine == "auto" and not (search.status.solved or time.perf_counter() > limit):
+                # Weights of very different sizes slow the ascent down, but not the cuts.
+                search = search.joined(_solve_cuts(samples, tolerance), tolerance)
         else:
             search = _solve_cuts(samples, tolerance)
     return IsotonicFit(
@@ -163,7 +170,8 @@ def _picked(engine: str, order: Order, loss, all_weighted: bool) -> str:
     if engine == "auto":
         if order.is_chain:
             return "pava"
-        return "dual" if means and all_weighted else "cuts"
+        small = order.count + len(order.lower) <= _SMALL
+        return "dual" if means and all_weighted and not small else "cuts"
     if engine == "pava" and not order.is_chain:
         raise ProblemError("The engine 'pava' needs a total order.")
     if engine == "dual" and not means:

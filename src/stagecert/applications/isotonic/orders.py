@@ -11,7 +11,7 @@ from stagecert.applications.isotonic.covers import (
     monotone_numbering,
     plane_relations,
 )
-from stagecert.applications.isotonic.sweeps import topological_order
+from stagecert.applications.isotonic.loops import topological_order
 from stagecert.errors import ProblemError
 
 # Removing shortcuts multiplies the matrix of comparisons by itself; beyond this many operations

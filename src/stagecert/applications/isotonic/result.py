@@ -51,6 +51,13 @@ class Search:
             search = replace(search, multipliers=multipliers, bound=bound)
         return search
 
+    def joined(self, other: "Search", tolerance: Tolerance) -> "Search":
+        """What two searches know together, under the name of the second."""
+        both = replace(self, engine=f"{self.engine}, {other.engine}").better(
+            (other.fit, other.multipliers, other.value, other.bound), other.iterations
+        )
+        return both.ended(tolerance, self.iterations + other.iterations)
+
     def ended(self, tolerance, iterations=0, max_iterations=np.inf, deadline=np.inf) -> "Search":
         """With the reason why the search ended."""
         status = Status.STALLED

@@ -6,7 +6,7 @@ from scipy.sparse.csgraph import connected_components
 
 
 def ascend(y, inverse, lower, upper, step, multipliers, ahead, momentum, count):
-    """As `sweeps.ascend`."""
+    """As `loops.ascend`."""
     edges = np.arange(len(lower))
     ones = np.ones(len(lower))
     differences = sp.csr_array(
@@ -29,20 +29,26 @@ def ascend(y, inverse, lower, upper, step, multipliers, ahead, momentum, count):
     return momentum
 
 
-def joined_blocks(multipliers, threshold, lower, start):
-    """As `sweeps.joined_blocks`, with other numbers."""
-    count = len(start) - 1
+def block_means(y, weight, multipliers, threshold, lower, upper, merges):
+    """As `loops.block_means`."""
     joins = multipliers > threshold
-    upper = np.repeat(np.arange(count), np.diff(start))[joins]
-    graph = sp.csr_array(
-        (np.ones(len(upper), np.int8), (lower[joins], upper)), shape=(count, count)
-    )
-    blocks, block = connected_components(graph, directed=False)
-    return block, blocks
+    for attempt in range(merges + 1):
+        graph = sp.csr_array(
+            (np.ones(int(joins.sum()), np.int8), (lower[joins], upper[joins])),
+            shape=(len(y), len(y)),
+        )
+        blocks, block = connected_components(graph, directed=False)
+        means = np.bincount(block, weights=weight * y, minlength=blocks)
+        means = (means / np.bincount(block, weights=weight, minlength=blocks))[block]
+        wrong = means[lower] > means[upper]
+        if attempt == merges or not wrong.any():
+            break
+        joins |= wrong
+    return means, int(wrong.sum())
 
 
 def running_maximum(values, lower, start):
-    """As `sweeps.running_maximum`. Lists, because single entries of arrays are slow to reach."""
+    """As `loops.running_maximum`. Lists, because single entries of arrays are slow to reach."""
     raised, below, begin = values.tolist(), lower.tolist(), start.tolist()
     for i in range(len(raised)):
         first, last = begin[i], begin[i + 1]
@@ -52,7 +58,7 @@ def running_maximum(values, lower, start):
 
 
 def running_minimum(values, lower, start):
-    """As `sweeps.running_minimum`."""
+    """As `loops.running_minimum`."""
     lowered, below, begin = values.tolist(), lower.tolist(), start.tolist()
     for i in range(len(lowered) - 1, -1, -1):
         least = lowered[i]

@@ -1,0 +1,245 @@
+"""The scikit-learn estimator."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from stagecert.applications.isotonic.extension import corners, extend, extend_over_order
+from stagecert.applications.isotonic.fitting import fit
+from stagecert.applications.isotonic.orders import coordinatewise, from_comparisons
+from stagecert.errors import ProblemError
+
+EXTENSIONS = ("auto", "linear", "lower", "upper", "middle")
+
+
+class IsotonicRegression(RegressorMixin, BaseEstimator):
+    """Regression by a function that grows with every feature, with a certificate of its fit.
+
+    Args:
+        order: "coordinatewise": a sample is below another if it is in every feature. With one
+            feature that is a total order. Or comparisons, an array of shape (m, 2) whose rows
+            (i, j) say that the value at node i is at most that at node j; `X` then has one column,
+            the node of each sample.
+        increasing: True, False, or one of these (or 1 and -1) for each feature.
+        loss: "squared", "absolute", "quantile", "huber", "logistic" (targets between 0 and 1, the
+            prediction is a probability), "poisson" (the prediction is a rate), or a JAX function
+            (prediction, target) -> loss, convex in the prediction.
+        quantile: the level, for the loss "quantile".
+        delta: where the loss "huber" turns linear.
+        y_min, y_max: bounds on the predictions.
+        extension: how to predict between samples: "linear" (one feature only) interpolates; "lower"
+            and "upper" are the least and the greatest monotone function through the fit, "middle"
+            is halfway. "auto" is "linear" for one feature and "middle" otherwise. All are monotone
+            and agree with the fit at the samples.
+        rtol, atol: the gap asked for, relative to the bound and absolute.
+        engine: "auto", "pava", "dual", "cuts" (exact) or "stagewise"; see
+            `stagecert.applications.isotonic.fit`.
+        max_iter: limit on the steps of the engine.
+        time_limit: limit in seconds.
+
+    Attributes:
+        objective_: the weighted sum of the losses at the fit.
+        bound_: a proven lower bound on the objective of every isotonic fit.
+        gap_: objective_ - bound_.
+        engine_: which engine found the fit.
+        status_: why it stopped, a `stagecert.Status`.
+        fitted_: the fit at the samples.
+        n_iter_: steps of the engine.
+        n_comparisons_: how many comparisons the reduced order has.
+
+    >>> import numpy as np
+    >>> from stagecert.applications.isotonic import IsotonicRegression
+    >>> X = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> model = IsotonicRegression().fit(X, [0.0, 3.0, 1.0, 2.0])
+    >>> model.predict(X).tolist()
+    [0.0, 2.5, 1.0, 2.5]
+    >>> model.gap_ < 1e-9
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        order: Any = "coordinatewise",
+        increasing: bool | Sequence[int] = True,
+        loss: Any = "squared",
+        quantile: float = 0.5,
+        delta: float = 1.0,
+        y_min: float | None = None,
+        y_max: float | None = None,
+        extension: str = "auto",
+        rtol: float = 1e-6,
+        atol: float = 0.0,
+        engine: str = "auto",
+        max_iter: int = 20_000,
+        time_limit: float | None = None,
+    ):
+        self.order = order
+        self.increasing = increasing
+        self.loss = loss
+        self.quantile = quantile
+        self.delta = delta
+        self.y_min = y_min
+        self.y_max = y_max
+        self.extension = extension
+        self.rtol = rtol
+        self.atol = atol
+        self.engine = engine
+        self.max_iter = max_iter
+        self.time_limit = time_limit
+
+    def fit(self, X, y, sample_weight=None):
+        """Fits the model.
+
+        Args:
+            X: array of shape (samples, features).
+            y: targets.
+            sample_weight: weights that are not negative; samples of weight zero count as absent.
+        """
+        with _NamedEntries(X=X, y=y):
+            X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        weight = self._checked_weight(sample_weight, len(y))
+        used = weight > 0
+        if not used.any():
+            raise ProblemError("sample_weight is zero everywhere: there is nothing to fit.")
+        points = self._oriented(X)
+        self.extension_ = self._checked_extension(X.shape[1])
+        if self._by_coordinates():
+            order, node = coordinatewise(points[used])
+        else:
+            order, node = self._comparisons(points[:, 0])
+            node = node[used]
+        result = fit(
+            y[used], order, node=node, weight=weight[used], loss=self.loss, quantile=self.quantile,
+            delta=self.delta, y_min=self.y_min, y_max=self.y_max, atol=self.atol, rtol=self.rtol,
+            engine=self.engine, max_iterations=self.max_iter, time_limit=self.time_limit,
+        )  # fmt: skip
+        self.objective_, self.bound_, self.gap_ = result.value, result.bound, result.gap
+        self.engine_, self.status_, self.n_iter_ = result.engine, result.status, result.iterations
+        self.n_comparisons_ = len(order.lower)
+        if self._by_coordinates():
+            self._points = np.empty((order.count, X.shape[1]))
+            self._points[node] = points[used]
+            self._values = result.fitted
+            self._corners = corners(self._points, self._values, order)
+        else:
+            known = np.zeros(order.count, bool)
+            known[node] = True
+            values = extend_over_order(result.fitted, known, order, self.extension_)
+            self._values = values[self._number]
+        self.fitted_ = self.predict(X)
+        return self
+
+    def predict(self, X):
+        """Predicts by the monotone extension of the fit."""
+        check_is_fitted(self)
+        with _NamedEntries(X=X):
+            X = validate_data(self, X, dtype=np.float64, reset=False)
+        points = self._oriented(X)
+        if not self._by_coordinates():
+            return self._values[_nodes(points[:, 0], len(self._values))]
+        if self.extension_ == "linear":
+            return np.interp(points[:, 0], self._points[:, 0], self._values)
+        return extend(points, *self._corners, self.extension_)
+
+    def _by_coordinates(self) -> bool:
+        if isinstance(self.order, str):
+            if self.order != "coordinatewise":
+                raise ProblemError(
+                    f"order = {self.order!r}: it must be 'coordinatewise' or comparisons."
+                )
+            return True
+        return False
+
+    def _comparisons(self, column: np.ndarray):
+        """The order of the nodes, and the number in it of each sample's node."""
+        pairs = np.asarray(self.order)
+        largest = pairs.max(initial=-1) if np.issubdtype(pairs.dtype, np.number) else -1
+        count = int(max(largest, column.max())) + 1
+        chosen = _nodes(column, count)
+        order, self._number = from_comparisons(self.order, count)
+        return order, self._number[chosen]
+
+    def _oriented(self, X: np.ndarray) -> np.ndarray:
+        """Features turned so that the fit grows with all of them."""
+        if not self._by_coordinates():
+            if X.shape[1] != 1:
+                raise ProblemError(
+                    f"X has {X.shape[1]} columns; with comparisons it has one, the sample's node."
+                )
+            if self.increasing is not True:
+                raise ProblemError("With comparisons, increasing must be True; turn the pairs.")
+            return X
+        signs = np.atleast_1d(np.asarray(self.increasing))
+        if signs.dtype == bool:
+            signs = np.where(signs, 1, -1)
+        if signs.shape not in ((1,), (X.shape[1],)) or not np.all(np.abs(signs) == 1):
+            raise ProblemError(
+                f"increasing = {self.increasing!r}: it must be True, False, or 1 or -1 for each of "
+                f"the {X.shape[1]} features."
+            )
+        return X * signs
+
+    def _checked_extension(self, features: int) -> str:
+        if self.extension not in EXTENSIONS:
+            raise ProblemError(
+                f"Unknown extension {self.extension!r}; known are {', '.join(EXTENSIONS)}."
+            )
+        one = self._by_coordinates() and features == 1
+        if self.extension == "linear" and not one:
+            raise ProblemError("The extension 'linear' is for one feature.")
+        if self.extension == "auto":
+            return "linear" if one else "middle"
+        return self.extension
+
+    @staticmethod
+    def _checked_weight(sample_weight, count: int) -> np.ndarray:
+        if sample_weight is None:
+            return np.ones(count)
+        weight = np.asarray(sample_weight, float)
+        if weight.shape != (count,):
+            raise ProblemError(
+                f"sample_weight has shape {weight.shape}, but there are {count} samples."
+            )
+        wrong = ~(np.isfinite(weight) & (weight >= 0))
+        if wrong.any():
+            entry = int(np.flatnonzero(wrong)[0])
+            raise ProblemError(
+                f"sample_weight[{entry}] = {weight[entry]}: it must be finite and not negative."
+            )
+        return weight
+
+
+def _nodes(column: np.ndarray, count: int) -> np.ndarray:
+    wrong = (column != np.floor(column)) | (column < 0) | (column >= count)
+    if wrong.any():
+        entry = int(np.flatnonzero(wrong)[0])
+        raise ProblemError(
+            f"X[{entry}, 0] = {column[entry]}: it must be a node, one of 0, ..., {count - 1}."
+        )
+    return column.astype(np.int64)
+
+
+class _NamedEntries:
+    """Adds to scikit-learn's errors about NaN and infinity which entry it is."""
+
+    def __init__(self, **arrays):
+        self.arrays = arrays
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if not isinstance(error, ValueError) or not ("NaN" in str(error) or "inf" in str(error)):
+            return
+        for name, values in self.arrays.items():
+            try:
+                wrong = np.argwhere(~np.isfinite(np.asarray(values, float)))
+            except (TypeError, ValueError):
+                continue
+            if len(wrong):
+                place = ", ".join(map(str, wrong[0]))
+                raise ValueError(f"{error}\nThe first such entry is {name}[{place}].") from error
