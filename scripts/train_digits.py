@@ -136,14 +136,28 @@ def moved(image, label: int, radius: float) -> str:
     )  # fmt: skip
 
 
-def blot(image, label: int) -> str:
-    """The property that the label stays the same whatever is in a block of 2 x 3 pixels."""
-    low, high = image.copy(), image.copy()
-    low[0, :2, :3], high[0, :2, :3] = 0, 1
+def ahead(image, label: int, radius: float, other: int, lead: float) -> str:
+    """The property that a label stays ahead of another one by some lead."""
+    box = boxed(np.maximum(image - radius, 0), np.minimum(image + radius, 1))
     return (
-        f"; A {label} stays a {label} whatever the 2 x 3 pixels at the top left are.\n"
-        + declared() + boxed(low, high) + another_class(label)
+        f"; A {label} stays ahead of {other} by {lead} while every pixel moves by up to {radius}.\n"
+        + declared() + box + f"(assert (<= (- Y_{label} Y_{other}) {lead}))\n"
     )  # fmt: skip
+
+
+def properties(images, labels) -> dict[str, str]:
+    """A handful of properties about test images: file names and texts."""
+
+    def around(index: int, radius: float) -> str:
+        return moved(images[index], int(labels[index]), radius)
+
+    return {
+        "a-small-radius": around(2, 0.02),
+        "b-larger-radius": around(12, 0.1),
+        "c-ahead": ahead(images[5], int(labels[5]), 0.05, 9, 27.0),
+        "d-violated": around(3, 0.05),
+        "e-hard": around(1, 0.1),
+    }
 
 
 def main() -> None:
@@ -157,6 +171,8 @@ def main() -> None:
     (FOLDER / "digits.onnx").write_bytes(export(layers).SerializeToString())
     tests = tests.reshape(-1, 1, 8, 8)
     np.savez_compressed(FOLDER / "digits.npz", images=tests, labels=truth.astype(np.uint8))
+    for name, text in properties(tests, truth).items():
+        (FOLDER / f"{name}.vnnlib").write_text(text)
 
 
 if __name__ == "__main__":

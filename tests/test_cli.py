@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 import stagecert as sc
 from stagecert.cli import app
-from stagecert.cli.demo import DEMOS
+from stagecert.cli.core_demo import DEMOS
 
 
 @pytest.fixture(scope="module")
 def rows():
-    result = CliRunner().invoke(app, ["demo", "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["demo", "--core", "--json"], catch_exceptions=False)
     assert result.exit_code == 0
     return {row["problem"]: row for row in json.loads(result.stdout)}
 

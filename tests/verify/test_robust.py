@@ -240,7 +240,7 @@ def test_uint8_and_normalisation_mean_what_they_say():
 def test_outputs_that_are_not_finite_are_error_rows():
     model = linear_model([[3e38] * 2, [0.0] * 2], [0.0, 0.0])
     report = robust(model, np.array([[1.0, 1.0], [0.0, 0.5]]), [0, 0], "1/10")
-    assert [row["status"] for row in report.rows][0] == "error"
+    assert report.rows[0]["status"] == "error"
     assert report.errors == 1
     assert "not finite" in report.rows[0]["note"]
 

@@ -1,191 +1,215 @@
-"""`stagecert demo`: a few problems, each with value, bound, gap, passes and status."""
+"""`stagecert demo`: verifies a few properties of a digits network, and checks the certificates."""
 
-import itertools
 import json
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-import stagecert as sc
+from stagecert.errors import ProblemError
+
+MODEL = "digits.onnx"
+SHADES = " ░▒▓█"
 
 
-@dataclass(frozen=True)
-class Demo:
-    """A problem of the demonstration, and how accurately it is solved."""
+@dataclass
+class Line:
+    """What the demonstration says of one property.
 
-    name: str
-    make: Callable[[], sc.Problem]
-    start: sc.Point | None = None
-    atol: float = 1e-6
-    rtol: float = 1e-6
+    Attributes:
+        property: what it claims.
+        file: where it is.
+        answer: of `verify`.
+        how: the most expensive method that was needed.
+        bound: a certified lower bound on the smallest margin, over all cases and inputs.
+        met: the smallest margin that the search met.
+        gap: met - bound.
+        seconds: for verifying, compilation included.
+        certificate: "accepted" or "rejected" by the independent checker, or None.
+        checked: the smallest bound that the checker derived.
+        counterexample: pixels and outputs, if there is one.
+    """
 
-
-def _lens() -> sc.Problem:
-    return sc.Problem(
-        sc.Box(-1.0, 1.0),
-        (sc.Stage(lower=lambda s, z: s**2 - 1, upper=lambda s, z: 1 - s**2),),
-        lambda s, z: z[0],
-    )
-
-
-def _chain(length: int = 100_000) -> sc.Problem:
-    steps = sc.ScanStage(
-        lower=lambda _, previous: -jnp.ones_like(previous),
-        upper=lambda _, previous: previous,
-        length=length - 1,
-        initial=lambda s, z: s,
-    )
-    return sc.Problem(sc.Box(0.0, 1.0), (steps,), lambda s, z: -z[0][-1])
-
-
-def _control(horizon: int = 200, states: int = 8, controls: int = 3) -> sc.Problem:
-    """Tracking with box-bounded controls; the state may gain up to 0.05 (1 - |u|^2) a step."""
-    draw = np.random.default_rng(1)
-    a = draw.normal(size=(states, states))
-    a *= 0.9 / np.abs(a).sum(1, keepdims=True)
-    b = draw.normal(size=(states, controls)) / states
-    goal = np.sin(np.arange(1, horizon + 1)[:, None] / 15 + draw.uniform(0, 6, states))
-    steps = sc.ScanStage(
-        lower=lambda u, x: a @ x + b @ u,
-        upper=lambda u, x: a @ x + b @ u + 0.05 * (1 - jnp.mean(u**2)),
-        length=horizon,
-        initial=np.zeros(states),
-        feed=lambda u, z: u,
-    )
-    objective = sc.Objective(
-        lambda u, z: 0.5 * jnp.sum((z[0] - goal) ** 2) + 0.05 * jnp.sum(u**2),
-        curvature_inputs=0.1,
-        curvature_blocks=(1.0,),
-    )
-    box = sc.Box(-np.ones((horizon, controls)), np.ones((horizon, controls)))
-    return sc.Problem(box, (steps,), objective)
-
-
-def _network(width: int = 50, radius: float = 0.1) -> sc.Problem:
-    """The triangle relaxation of a random relu network, bounded by intervals."""
-    draw = np.random.default_rng(2)
-    sizes = (16, width, width, width, 1)
-    layers = [
-        (draw.normal(size=(m, n)) * np.sqrt(2 / n), 0.1 * draw.normal(size=m))
-        for n, m in itertools.pairwise(sizes)
-    ]
-    centre = draw.normal(size=sizes[0])
-    low, high = centre - radius, centre + radius
-    stages = []
-    for w, b in layers[:-1]:
-        middle, half = w @ (low + high) / 2 + b, np.abs(w) @ (high - low) / 2
-        low, high = middle - half, middle + half
-        slope = np.where(low >= 0, 1.0, np.where(high <= 0, 0.0, high / (high - low)))
-        offset = np.where((low < 0) & (high > 0), -slope * low, 0.0)
-        stages.append(
-            sc.Stage(
-                lower=lambda p, s, z: sc.relu(p["w"] @ (z[-1] if z else s) + p["b"]),
-                upper=lambda p, s, z: (
-                    p["slope"] * (p["w"] @ (z[-1] if z else s) + p["b"]) + p["offset"]
-                ),
-                params={"w": w, "b": b, "slope": slope, "offset": offset},
-            )
-        )
-        low, high = np.maximum(low, 0), np.maximum(high, 0)
-    w, b = layers[-1]
-    objective = sc.Objective(lambda p, s, z: (p[0] @ z[-1] + p[1])[0], params=(w, b))
-    return sc.Problem(sc.Box(centre - radius, centre + radius), tuple(stages), objective)
-
-
-def _isotonic(side: int = 6) -> sc.Problem:
-    """Least squares on a grid where every row and column must not fall; levels are diagonals."""
-    draw = np.random.default_rng(3)
-    rows, columns = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
-    target = (rows + columns) / side + 0.5 * draw.normal(size=(side, side))
-    stages = []
-    for level in range(1, 2 * side - 1):
-        first = max(0, level - side + 1)
-        # Which entries of the diagonal before lie above and left of each entry of this one.
-        cells = [(i, level - i) for i in range(first, min(level, side - 1) + 1)]
-        before = max(0, level - side)
-        above = np.array([[i - 1 - before, i - before] for i, _ in cells])
-        size = level if level <= side - 1 else 2 * side - level
-        stages.append(
-            sc.Stage(
-                lower=lambda k, s, z: sc.max((z[-1] if z else jnp.atleast_1d(s))[k]),
-                upper=lambda k, s, z: jnp.full(len(k), 3.0),
-                params=np.clip(above, 0, size - 1),
-            )
-        )
-    diagonals = [np.diag(target[:, ::-1], side - 1 - level)[:] for level in range(2 * side - 1)]
-
-    def loss(p, s, z):
-        fit = (jnp.atleast_1d(s), *z)
-        return sum(jnp.sum((x - y) ** 2) for x, y in zip(fit, p, strict=True))
-
-    objective = sc.Objective(
-        loss,
-        params=tuple(diagonals),
-        curvature_inputs=2.0,
-        curvature_blocks=(2.0,) * len(stages),
-    )
-    return sc.Problem(sc.Box(-3.0, 3.0), tuple(stages), objective)
-
-
-DEMOS = (
-    Demo("lens, spurious start", _lens, sc.Point(1.0, 0.8)),
-    Demo("chain, 100,000 stages", _chain, atol=1e-9, rtol=0.0),
-    Demo("control in a wedge", _control),
-    Demo("relu net, 3 x 50", _network, rtol=1e-5),
-    Demo("isotonic, 6 x 6 grid", _isotonic, rtol=1e-5),
-)
+    property: str
+    file: str
+    answer: str
+    how: str | None
+    bound: float | None
+    met: float | None
+    gap: float | None
+    seconds: float
+    certificate: str | None = None
+    checked: float | None = None
+    counterexample: dict[str, list[float]] | None = None
 
 
 def demo(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Keep model, images, properties and certificates in this folder."),
+    ] = None,
+    core: Annotated[
+        bool, typer.Option("--core", help="Solve a few stagewise problems instead.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Solves a few problems and prints, for each, a certified answer."""
-    jax.config.update("jax_enable_x64", True)
-    console = Console()
-    table = Table(title="stagecert: every answer with a certificate", box=box.SIMPLE_HEAD)
-    for heading in ("problem", "value", "bound", "gap", "passes", "seconds", "status"):
-        table.add_column(heading, justify="left" if heading in ("problem", "status") else "right")
-    rows = []
-    with console.status("solving") as line:
-        for number, item in enumerate(DEMOS, 1):
-            line.update(f"solving {number} of {len(DEMOS)}: {item.name}")
-            begin = time.perf_counter()
-            solution = sc.solve(item.make(), item.atol, item.rtol, start=item.start)
-            seconds = time.perf_counter() - begin
-            rows.append(
-                {
-                    "problem": item.name,
-                    "value": solution.value,
-                    "bound": solution.bound,
-                    "gap": solution.gap,
-                    "passes": solution.stats.passes,
-                    "seconds": round(seconds, 2),
-                    "status": solution.status.name,
-                }
-            )
-            table.add_row(
-                item.name,
-                f"{solution.value:.8g}",
-                f"{solution.bound:.8g}",
-                f"{solution.gap:.1e}",
-                str(solution.stats.passes),
-                f"{seconds:.1f}",
-                solution.status.name.lower().replace("_", " "),
-            )
-    if as_json:
-        print(json.dumps(rows, indent=2))
+    """Verifies properties of a small network, with bounds, gaps and checked certificates.
+
+    The exit status is 0 unless a certificate is rejected.
+    """
+    if core:
+        from stagecert.cli.core_demo import core_demo
+
+        core_demo(as_json)
         return
+    console = Console()
+    try:
+        with tempfile.TemporaryDirectory() as rest:
+            folder = Path(rest) if out is None else out
+            _unpack(folder)
+            lines = _verify_all(folder, console)
+    except (ProblemError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+    else:
+        _print(console, lines, out)
+    raise typer.Exit(1 if any(line.certificate == "rejected" for line in lines) else 0)
+
+
+def _unpack(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in (resources.files("stagecert") / "digits").iterdir():
+        if part.name.endswith((".onnx", ".npz", ".vnnlib")):
+            with part.open("rb") as source, open(folder / part.name, "wb") as target:
+                shutil.copyfileobj(source, target)
+
+
+def _verify_all(folder: Path, console: Console) -> list[Line]:
+    from stagecert.cli.verify import set_up_jax
+
+    set_up_jax()
+    lines = []
+    files = sorted(folder.glob("?-*.vnnlib"))
+    with console.status("") as status:
+        for number, file in enumerate(files, 1):
+
+            def show(text: str, number=number, file=file) -> None:
+                status.update(f"{number} of {len(files)}, {file.stem}: {text}")
+
+            show("starting")
+            lines.append(_verify(folder / MODEL, file, show))
+    return lines
+
+
+def _verify(model: Path, file: Path, show) -> Line:
+    from stagecert.rigor import check
+    from stagecert.verify import certificates, verify
+
+    begin = time.perf_counter()
+    verdict = verify(model, file, proof=True, progress=show)
+    seconds = time.perf_counter() - begin
+    order = ("ibp", "backward", "nonconvex", "optimised", "splitting")
+    hows = [case.how for case in verdict.cases if case.how is not None]
+    bound = min(float(case.bounds.max()) for case in verdict.cases)
+    met = min(case.nearest for case in verdict.cases)
+    line = Line(
+        file.read_text().splitlines()[0].removeprefix("; "),
+        file.name,
+        verdict.answer,
+        max(hows, key=order.index) if hows and verdict.answer == "unsat" else None,
+        bound if np.isfinite(bound) else None,
+        met,
+        met - bound if np.isfinite(bound) else None,
+        round(seconds, 2),
+    )
+    if verdict.counterexample is not None:
+        found = verdict.counterexample
+        line.counterexample = {"inputs": found.inputs.tolist(), "outputs": found.outputs.tolist()}
+    if verdict.answer == "unsat":
+        show("checking the certificate")
+        proof = file.with_suffix(".cert")
+        certificates.write(proof, certificates.proof_of(model, file, verdict.proof))
+        report = check(model, file, proof)
+        line.certificate = "accepted" if report.accepted else "rejected"
+        leaves = [leaf for case in report.bounds for leaf in case]
+        line.checked = float(min(leaves)) if report.accepted and leaves else None
+    return line
+
+
+def _print(console: Console, lines: list[Line], out: Path | None) -> None:
+    console.print("A network that reads digits, and what must hold for it:", highlight=False)
+    for number, line in enumerate(lines, 1):
+        console.print(f"  {number}. {line.property}", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("", justify="right")
+    for heading in ("answer", "by", "bound", "met", "gap", "certificate", "seconds"):
+        left = heading in ("answer", "by", "certificate")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    colours = {"unsat": "green", "sat": "red"}
+    for number, line in enumerate(lines, 1):
+        table.add_row(
+            str(number),
+            f"[{colours.get(line.answer, 'yellow')}]{line.answer}[/]",
+            line.how or "",
+            *(_short(value) for value in (line.bound, line.met, line.gap)),
+            line.certificate or "",
+            f"{line.seconds:.1f}",
+        )
     console.print(table)
     console.print(
-        "The optimum of each problem lies between its lower bound and its value. A pass is one "
-        "evaluation of all stages, forwards or backwards; seconds include compilation."
+        "unsat: proven, no input violates the property. sat: the input below does, ONNX Runtime "
+        "says so. unknown: neither was found.\n"
+        "bound: proven, no input has a smaller margin; above zero, the property holds. met: the "
+        "smallest margin that the search met. gap: how far they are apart; the search ends as "
+        "soon as a property is decided.\n"
+        "Certificates were checked by code that shares nothing with the search. Seconds include "
+        "compilation, which later runs save.",
+        highlight=False,
     )
+    for line in lines:
+        if line.counterexample is not None:
+            _print_images(console, line)
+    if out is not None:
+        console.print(
+            f"\n{out} has the model, images, properties and certificates. To go on:\n"
+            f"  stagecert check {out}/{MODEL} {out}/{lines[0].file} "
+            f"{out}/{Path(lines[0].file).stem}.cert\n"
+            f"  stagecert robust {out}/{MODEL} --data {out}/digits.npz --eps 8/255 "
+            f"--out {out}/robust",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _print_images(console: Console, line: Line) -> None:
+    """The test image next to the counterexample, and what ONNX Runtime makes of the latter."""
+    assert line.counterexample is not None
+    with np.load((resources.files("stagecert") / "digits" / "digits.npz").open("rb")) as file:  # type: ignore
+        images = file["images"].reshape(-1, 64)
+        labels: Any = file["labels"]
+    point = np.array(line.counterexample["inputs"])
+    nearest = int(np.argmin(np.abs(images - point).max(axis=1)))
+    seen = int(np.argmax(line.counterexample["outputs"]))
+    console.print(f"\nA test image, a {labels[nearest]}, and an input near it that is a {seen}:")
+    for one, other in zip(_drawn(images[nearest]), _drawn(point), strict=True):
+        console.print(f"    {one}    {other}", highlight=False)
+
+
+def _drawn(pixels: np.ndarray) -> list[str]:
+    levels = np.clip(np.round(pixels * (len(SHADES) - 1)), 0, len(SHADES) - 1).astype(int)
+    return ["".join(SHADES[v] * 2 for v in row) for row in levels.reshape(8, 8)]
