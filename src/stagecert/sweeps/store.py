@@ -63,10 +63,13 @@ class Store:
 
     Only one process may have a folder's store open for writing; `Store.reader` may be used besides.
 
-    >>> with Store(None, {"eps": "1/10"}) as store:
-    ...     store.add([Row("a", 1, {"bound": 0.5}), Row("b", 0, {"bound": 0.25})])
-    ...     [row.data for row in store.rows()]
-    [{'bound': 0.25}, {'bound': 0.5}]
+    >>> store = Store(None, {"eps": "1/10"})
+    >>> store.add([Row("a", 1, {"bound": 0.5}), Row("b", 0, {"bound": 0.25})])
+    >>> for row in store.rows():
+    ...     print(row.place, row.data["bound"])
+    0 0.25
+    1 0.5
+    >>> store.close()
     """
 
     def __init__(self, folder: Path | None, configuration: dict[str, Any]):
