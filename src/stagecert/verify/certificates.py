@@ -196,7 +196,7 @@ class _Part:
     group: int
     low: np.ndarray
     high: np.ndarray
-    rows: list[int]  # of the group: those that may refute the case here
+    weights: list[np.ndarray]  # of the group's rows: combinations that may refute the case here
     depth: int = 0
     axis: int = -1
     cut: float = 0.0
@@ -259,9 +259,7 @@ class _Prover:
         open_ = self._by_default(open_)
         # Another row may do where the one that verification took does not.
         for part in open_:
-            group = self.groups[part.group]
-            members = group.members[group.numbers.index(part.case)]
-            part.rows = np.flatnonzero(members).tolist()
+            part.weights += self._single_rows(part.group, part.case)
         open_ = self._by_default(open_)
         while open_:
             narrow = [part for part in open_ if self._divisible(part)]
@@ -279,37 +277,51 @@ class _Prover:
         """A case's box, cut as verification did."""
         group, found = self.groups[g], self.found
         low, high = (np.array(x, float) for x in (group.inputs.lower64, group.inputs.upper64))
-        every = np.flatnonzero(group.members[c]).tolist()
         whole = {} if found is None else found.whole
-        root = _Part(case, g, low, high, [whole[case][1]] if case in whole else every)
+        every = self._single_rows(g, case)
+        chosen = [np.eye(len(group.rows))[whole[case][1]]] if case in whole else every
+        root = _Part(case, g, low, high, chosen)
         if case in whole or found is None or found.tree is None:
             return root
         tree = found.tree
         closed = {node: row for node, k, row, *_ in tree.closed if k == c}
+        mixed = getattr(tree, "mixed", {})  # weights of rows that refute a case together
         stack = [(tree.group.index(g), root)]
         while stack:
             node, part = stack.pop()
             if node in closed:
-                part.rows = [closed[node]]
+                part.weights = [np.eye(len(group.rows))[closed[node]]]
+                if (node, c) in mixed:
+                    part.weights = [mixed[node, c][: len(group.rows)]]
             elif node in tree.children:
                 below, above = _cut(part, tree.axis[node], tree.cut[node])
                 stack += [(tree.children[node], below), (tree.children[node] + 1, above)]
         return root
 
-    def _multipliers(self, part: _Part, row: int) -> tuple[float, ...]:
-        case = self.wanted.cases[part.case]
-        rows = (*case.outputs, *case.input_rows)
-        wanted = self.groups[part.group].rows[row]
-        return tuple(1.0 if k == rows.index(wanted) else 0.0 for k in range(len(rows)))
+    def _single_rows(self, g: int, case: int) -> list[np.ndarray]:
+        """Weights for each row of a case by itself."""
+        group = self.groups[g]
+        return list(np.eye(len(group.rows))[group.members[group.numbers.index(case)]])
+
+    def _multipliers(self, part: _Part, weights: np.ndarray) -> tuple[float, ...]:
+        """Weights of the group's scaled rows as multipliers of the case's own rows."""
+        case, group = self.wanted.cases[part.case], self.groups[part.group]
+        places = {row: k for k, row in enumerate((*case.outputs, *case.input_rows))}
+        used = np.flatnonzero(weights)
+        scales = [float(group.scaled[k].scale) if len(used) > 1 else 1.0 for k in used]
+        multipliers = np.zeros(len(places))
+        for k, scale in zip(used, scales, strict=True):
+            multipliers[places[group.rows[k]]] = weights[k] * scale
+        return tuple(multipliers.tolist())
 
     def _by_default(self, parts: Sequence[_Part]) -> list[_Part]:
         """Lets the checker try what it can do by itself; those parts that it cannot refute."""
         self.say(f"certificate: {len(parts)} boxes to prove")
         tasks, of = [], {}
         for part in parts:
-            for row in part.rows:
-                multipliers = self._multipliers(part, row)
-                tasks.append(Task(part.case, row, part.low, part.high, multipliers))
+            for weights in part.weights:
+                multipliers = self._multipliers(part, weights)
+                tasks.append(Task(part.case, 0, part.low, part.high, multipliers))
                 of[id(tasks[-1])] = part
         finished = 0
         for some, bounds in self.checker.bounds(None, tasks):
@@ -360,24 +372,27 @@ class _Prover:
 
     def _refute(self, parts: Sequence[_Part], facts: Facts, boxes: tuple) -> None:
         """Searches for slopes with which rows refute parts of one box."""
-        pairs = [(part, row) for part in parts for row in part.rows]
-        groups = [self.groups[part.group] for part, _ in pairs]
-        rows = np.array([group.matrix[row] for group, (_, row) in zip(groups, pairs, strict=True)])
-        limits = np.array([group.limits[r] for group, (_, r) in zip(groups, pairs, strict=True)])
+        pairs = [(part, weights) for part in parts for weights in part.weights]
+        rows, limits = [], []
+        for part, weights in pairs:
+            group, used = self.groups[part.group], np.flatnonzero(weights)
+            rows.append(weights[used] @ group.matrix[used])
+            limits.append(weights[used] @ group.limits[used])
+        rows, limits = np.array(rows), np.array(limits)
         goals = limits + 1e-7 * (np.abs(limits) + 1e-3)
         arguments = [facts.boxes[k] for k in self.checker.activations]
         low, high = facts._inputs
         slopes = self.search(low, high, arguments, rows, goals, 500)
         # The second round has slopes for boxes too: the checker's own are tried first.
         held = _Arrays()
-        for k, (part, row) in enumerate(pairs):
+        for k, (part, weights) in enumerate(pairs):
             for given in ([()] if boxes else []) + [tuple(_kept(s, k) for s in slopes)]:
                 if part.leaf is not None:
                     continue
-                multipliers = self._multipliers(part, row)
+                multipliers = self._multipliers(part, weights)
                 none = (None,) * len(self.checker.activations)
                 leaf = Leaf(np.array(multipliers), given or none, boxes or none)
-                task = Task(part.case, row, part.low, part.high, multipliers, held.leaf(leaf))
+                task = Task(part.case, 0, part.low, part.high, multipliers, held.leaf(leaf))
                 for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
                     self._note(part, some[0], bounds[0], leaf)
 
@@ -500,8 +515,8 @@ def _cut(part: _Part, axis: int, at: float) -> tuple[_Part, _Part]:
     left, right = part.high.copy(), part.low.copy()
     left[axis] = right[axis] = at
     part.axis, part.cut = axis, at
-    below = _Part(part.case, part.group, part.low, left, part.rows, part.depth + 1)
-    above = _Part(part.case, part.group, right, part.high, part.rows, part.depth + 1)
+    below = _Part(part.case, part.group, part.low, left, list(part.weights), part.depth + 1)
+    above = _Part(part.case, part.group, right, part.high, list(part.weights), part.depth + 1)
     part.halves = below, above
     return part.halves
 
