@@ -1,22 +1,16 @@
 """Loops over nodes and edges, compiled by Numba where it is installed, plain Python otherwise."""
 
 from collections.abc import Callable
-from typing import TypeVar
-
-Function = TypeVar("Function", bound=Callable)
+from typing import Any
 
 try:
-    from numba import njit
+    import numba
 except ImportError:
-    COMPILED = False
+    numba = None
 
-    def compiled(function: Function) -> Function:
-        """The function itself: Numba is not installed."""
-        return function
+COMPILED = numba is not None
 
-else:
-    COMPILED = True
 
-    def compiled(function: Function) -> Function:
-        """The function compiled at its first call; later processes find it in a cache."""
-        return njit(cache=True)(function)
+def compiled(function: Callable) -> Any:
+    """The function, compiled at its first call if it can be; later processes find it in a cache."""
+    return function if numba is None else numba.njit(cache=True)(function)

@@ -100,7 +100,8 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
             sample_weight: weights that are not negative; samples of weight zero count as absent.
         """
         with _NamedEntries(X=X, y=y):
-            X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+            checked: Any = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = checked
         weight = self._checked_weight(sample_weight, len(y))
         used = weight > 0
         if not used.any():
@@ -137,8 +138,8 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         """Predicts by the monotone extension of the fit."""
         check_is_fitted(self)
         with _NamedEntries(X=X):
-            X = validate_data(self, X, dtype=np.float64, reset=False)
-        points = self._oriented(X)
+            checked: Any = validate_data(self, X, dtype=np.float64, reset=False)
+        points = self._oriented(checked)
         if not self._by_coordinates():
             return self._values[_nodes(points[:, 0], len(self._values))]
         if self.extension_ == "linear":

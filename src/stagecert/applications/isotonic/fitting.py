@@ -113,8 +113,11 @@ def fit(
     chosen = loss if callable(loss) else named_loss(loss, quantile=quantile, delta=delta)
     y, node, weight = _checked_samples(y, node, weight, order.count, chosen)
     low, high = _range(y, y_min, y_max, chosen)
-    if not np.sum(weight) * max(high - low, 1.0) ** 2 < 1e300:
-        raise ProblemError(f"y from {low} to {high}: losses this large overflow; scale the data.")
+    if max(high - low, 1.0) > 1e100 or np.max(weight) * len(y) > 1e100:
+        raise ProblemError(
+            f"y from {low:g} to {high:g}, weights up to {np.max(weight):g}: losses this large "
+            "overflow; scale the data."
+        )
     name = _picked(engine, order, chosen, bool(np.all(np.bincount(node, minlength=order.count))))
     limit = np.inf if time_limit is None else begin + time_limit
     if name == "stagewise":

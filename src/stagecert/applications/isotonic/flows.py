@@ -107,10 +107,9 @@ def multipliers_by_flow(samples: Samples, fit: np.ndarray) -> np.ndarray:
         outflow = net_outflow(order, multipliers)
         # The nearest outflow in the allowed range is due; the rest of the range is optional.
         due = np.clip(outflow, least, most) - outflow
-        if attempt == 0:
-            spare = (np.maximum(most - due, 0.0), np.maximum(due - least, 0.0))
-        else:
-            spare = None
+        # Only at first: later rounds route what rounding left over.
+        part = 1.0 if attempt == 0 else 0.0
+        spare = (part * np.maximum(most - due, 0.0), part * np.maximum(due - least, 0.0))
         size = float(np.max(np.abs(due), initial=0.0))
         if size <= 1e-15 * float(np.max(np.abs(np.concatenate([least, most])), initial=0.0)):
             break
@@ -122,7 +121,7 @@ def multipliers_by_flow(samples: Samples, fit: np.ndarray) -> np.ndarray:
 def _routed(due, spare, lower, upper, present):
     """A flow that takes as much as possible from nodes where it is due to where it is owed."""
     count = len(due)
-    optional = spare is not None and bool(np.any(spare[0] > 0) or np.any(spare[1] > 0))
+    optional = bool(np.any(spare[0] > 0) or np.any(spare[1] > 0))
     parts = [np.maximum(due, 0.0), np.maximum(-due, 0.0)]
     if optional:
         parts += [np.minimum(part, _MOST) for part in spare]

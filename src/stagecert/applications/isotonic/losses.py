@@ -6,6 +6,7 @@ charge for rounding: a value computed in floating point is within `ROUNDING * si
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,45 +22,42 @@ class Loss(abc.ABC):
     """A convex loss.
 
     Attributes:
+        name: how users call it.
         fits_means: whether the best constant is the weighted mean. The isotonic fits of all such
             losses are one and the same (they are Bregman divergences), that of least squares.
         kinked: whether it is piecewise linear with its only kink at the target.
     """
 
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """How users call it."""
-
-    fits_means = False
-    kinked = False
+    name: ClassVar[str]
+    fits_means: ClassVar[bool] = False
+    kinked: ClassVar[bool] = False
 
     def check_targets(self, y: np.ndarray) -> None:
         """Raises an error that names the first target for which there is no loss."""
         return
 
     @abc.abstractmethod
-    def value(self, y, z):
+    def value(self, y, z) -> np.ndarray:
         """The loss."""
 
-    def size(self, y, z):
+    def size(self, y, z) -> np.ndarray:
         """The sum of the magnitudes of the terms that `value` adds up."""
         return self.value(y, z)
 
     @abc.abstractmethod
-    def slopes(self, y, z):
+    def slopes(self, y, z) -> tuple[np.ndarray, np.ndarray]:
         """The derivatives to the left and to the right of z."""
 
-    def slope_size(self, y, z):
+    def slope_size(self, y, z) -> np.ndarray:
         """The sum of the magnitudes of the terms of the slopes."""
         left, right = self.slopes(y, z)
         return np.maximum(np.abs(left), np.abs(right))
 
     @abc.abstractmethod
-    def tilted(self, y, tilt, low, high):
+    def tilted(self, y, tilt, low, high) -> np.ndarray:
         """Where loss(z) + tilt * z is least on [low, high], up to rounding."""
 
-    def curvature(self, z):
+    def curvature(self, z) -> np.ndarray:
         """slope(z) / (z - y), for losses that fit means; 0 where z is at the edge of its domain."""
         raise NotImplementedError
 
@@ -91,11 +89,8 @@ class Quantile(Loss):
 
     level: float = 0.5
     scale: float = 1.0
+    name = "quantile"
     kinked = True
-
-    @property
-    def name(self) -> str:
-        return "quantile" if self.scale == 1.0 else "absolute"
 
     def value(self, y, z):
         return self.scale * np.where(z < y, self.level * (y - z), (1.0 - self.level) * (z - y))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -74,10 +75,10 @@ def from_comparisons(comparisons, count: int) -> tuple[Order, np.ndarray]:
     """
     pairs = _checked_pairs(comparisons, count)
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]  # i <= i always holds
+    pairs = np.unique(pairs, axis=0)
     above = sp.csr_array(
-        (np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])), shape=(count, count)
+        (np.ones(len(pairs), np.int32), (pairs[:, 0], pairs[:, 1])), shape=(count, count)
     )
-    above.sum_duplicates()
     order, placed = topological_order(count, above.indices, above.indptr)
     if placed < count:
         raise ProblemError(_cycle_message(above, order[:placed]))
@@ -107,7 +108,7 @@ def _checked_pairs(comparisons, count: int) -> np.ndarray:
     return pairs.astype(np.int64)
 
 
-def _cycle_message(above: sp.csr_array, placed: np.ndarray) -> str:
+def _cycle_message(above: Any, placed: np.ndarray) -> str:
     left = np.ones(above.shape[0], bool)
     left[placed] = False
     below = above.T.tocsr()
@@ -123,7 +124,7 @@ def _cycle_message(above: sp.csr_array, placed: np.ndarray) -> str:
     return f"The order has a cycle: {' <= '.join(map(str, shown))}."
 
 
-def _without_shortcuts(above: sp.csr_array) -> sp.csr_array:
+def _without_shortcuts(above: Any) -> Any:
     """Leaves out the comparisons that follow from two others.
 
     The longest path between two nodes has no shortcuts on it, so that all can be left out at once.
@@ -131,12 +132,11 @@ def _without_shortcuts(above: sp.csr_array) -> sp.csr_array:
     outgoing = np.diff(above.indptr)
     if int(outgoing[above.indices].sum()) > _SHORTCUT_WORK:
         return above
-    present = above.astype(np.int32)
-    steps = (present @ present).multiply(present).tocoo()
+    steps = (above @ above).multiply(above).tocoo()
     if steps.nnz == 0:
         return above
     shortcut = sp.csr_array((np.ones(steps.nnz, np.int32), (steps.row, steps.col)), above.shape)
-    kept = present - shortcut
+    kept = above - shortcut
     kept.eliminate_zeros()
     return kept
 

@@ -42,8 +42,11 @@ def split_by_constants(samples: Samples, oracle: Oracle) -> tuple[np.ndarray, in
     """The fit for smooth losses, and how often the oracle was asked."""
     parts = _Parts(samples)
     rounds = 0
+    # A part that was raised stays above the constant of its block, one that was not below it.
+    # That matters where a loss is flat and has many best constants.
+    low, high = np.full(1, -np.inf), np.full(1, np.inf)
     while len(parts.nodes):
-        level = _best_constants(samples, parts)
+        level = np.clip(_best_constants(samples, parts), low, high)
         z = level[parts.block[parts.member_node]]
         _, slope = samples.loss.slopes(parts.y, z)
         gain = -parts.by_node(np.nan_to_num(parts.weight * slope))
@@ -53,7 +56,10 @@ def split_by_constants(samples: Samples, oracle: Oracle) -> tuple[np.ndarray, in
         gained = parts.by_block(np.where(raised, gain, 0.0))
         enough = gained > 1e-12 * parts.by_block(np.abs(gain))
         rest = parts.by_block((~raised).astype(float)) > 0
-        parts.settle_and_split(raised, enough & rest, level)
+        split = enough & rest
+        parts.settle_and_split(raised, split, level)
+        low = np.concatenate([low[split], level[split]])
+        high = np.concatenate([level[split], high[split]])
     return parts.fit, rounds
 
 

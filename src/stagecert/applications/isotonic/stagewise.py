@@ -5,6 +5,7 @@ of the nodes directly below and above by the upper end of the range.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ def _levels(order: Order) -> np.ndarray:
     return np.array(level)
 
 
-def _stage(order: Order, nodes: np.ndarray, place: np.ndarray, high: float, name: str) -> sc.Stage:
+def _stage(order: Order, nodes: np.ndarray, place: np.ndarray, high: float, name: str) -> Any:
     below = [place[order.lower[order.start[i] : order.start[i + 1]]] for i in nodes]
     width = max(len(row) for row in below)
     # Rows of equal length: a node listed twice does not change the maximum.
@@ -86,4 +87,7 @@ def _stage(order: Order, nodes: np.ndarray, place: np.ndarray, high: float, name
     def lower(bottom, blocks):
         return sc.max(jnp.concatenate([bottom, *blocks])[index])
 
-    return sc.Stage(lower, lambda bottom, blocks: jnp.full(len(nodes), high), name=name)
+    def upper(bottom, blocks):
+        return jnp.full(len(nodes), high)
+
+    return sc.Stage(lower=lower, upper=upper, name=name)

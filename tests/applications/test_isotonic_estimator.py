@@ -1,0 +1,120 @@
+"""The estimator is a good citizen of scikit-learn, and its predictions are monotone."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import SkipTestWarning
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import check_estimator
+
+from stagecert import ProblemError
+from stagecert.applications.isotonic import IsotonicRegression
+
+
+def data(count=300, features=2, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.random((count, features))
+    return X, X.sum(1) + rng.normal(0, 0.3, count)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        IsotonicRegression(),
+        IsotonicRegression(loss="absolute"),
+        IsotonicRegression(loss="huber", increasing=False),
+        IsotonicRegression(engine="dual", rtol=1e-12, extension="lower"),
+    ],
+    ids=["squared", "absolute", "huber", "dual"],
+)
+def test_check_estimator(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkipTestWarning)  # checks that need pandas
+        check_estimator(model)
+
+
+@pytest.mark.parametrize("extension", ["lower", "middle", "upper"])
+@pytest.mark.parametrize("increasing", [True, False, [1, -1, 1]])
+def test_predictions_are_monotone_and_agree_with_the_fit(extension, increasing):
+    X, y = data(features=3)
+    signs = np.where(increasing, 1, -1) if isinstance(increasing, bool) else np.array(increasing)
+    X = X * signs
+    model = IsotonicRegression(extension=extension, increasing=increasing).fit(X, y)
+    assert np.array_equal(model.predict(X), model.fitted_)
+    squares = float(np.sum((model.fitted_ - y) ** 2))
+    assert model.objective_ == pytest.approx(squares, rel=1e-12)
+    assert model.bound_ <= squares
+    assert model.gap_ == model.objective_ - model.bound_
+    new = np.random.default_rng(1).uniform(-0.2, 1.2, (300, 3)) * signs
+    below = np.all((new * signs)[:, None] <= (new * signs)[None], axis=2)
+    predicted = model.predict(new)
+    assert below.sum() > len(new)
+    assert np.all(predicted[:, None][below.any(1)] >= model.fitted_.min())
+    i, j = np.nonzero(below)
+    assert np.all(predicted[i] <= predicted[j])
+
+
+def test_weights_count_as_copies_and_zeros_as_absent():
+    X, y = data(120)
+    weight = np.random.default_rng(2).integers(0, 4, 120)
+    weighted = IsotonicRegression(loss="huber", delta=0.2).fit(X, y, sample_weight=weight)
+    copies = clone(weighted).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
+    assert weighted.objective_ == pytest.approx(copies.objective_, rel=1e-9)
+    np.testing.assert_allclose(weighted.predict(X), copies.predict(X), atol=1e-7)
+
+
+def test_comparisons_as_order():
+    pairs = np.array([(0, 1), (1, 2), (0, 3), (3, 2)])
+    X = np.array([[0], [2], [1], [2], [0]])
+    model = IsotonicRegression(order=pairs).fit(X, [1.0, 2.0, 5.0, 4.0, 3.0])
+    # Node 3 has no sample: halfway between the nodes below and above it.
+    low, high = model.predict([[0]])[0], model.predict([[2]])[0]
+    assert low == 2.0
+    assert high == pytest.approx(11 / 3)
+    assert model.predict([[3]])[0] == pytest.approx((low + high) / 2)
+    with pytest.raises(ProblemError, match=r"X\[1, 0\] = 7.0"):
+        model.predict([[0], [7]])
+    with pytest.raises(ProblemError, match="cycle"):
+        IsotonicRegression(order=[(0, 1), (1, 0)]).fit(X, np.zeros(5))
+
+
+def test_losses_can_be_searched_over():
+    X, y = data(150)
+    search = GridSearchCV(IsotonicRegression(), {"loss": ["squared", "huber"]}, cv=3)
+    search.fit(X, y)
+    assert search.best_score_ > 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(order="sideways"), "order = 'sideways'"),
+        (dict(increasing=[1, 1, 1]), "increasing"),
+        (dict(increasing=[1, 0]), "increasing"),
+        (dict(extension="spline"), "Unknown extension 'spline'"),
+        (dict(extension="linear"), "for one feature"),
+        (dict(order=[(0, 1)]), "X has 2 columns"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    X, y = data(20)
+    with pytest.raises(ProblemError, match=message):
+        IsotonicRegression(**arguments).fit(X, y)
+
+
+def test_bad_entries_are_named():
+    X, y = data(20)
+    X[3, 1] = np.nan
+    with pytest.raises(ValueError, match=r"X\[3, 1\]"):
+        IsotonicRegression().fit(X, y)
+    X, y = data(20)
+    y[4] = np.inf
+    with pytest.raises(ValueError, match=r"y\[4\]"):
+        IsotonicRegression().fit(X, y)
+    X, y = data(20)
+    with pytest.raises(ProblemError, match=r"sample_weight\[5\] = -1.0"):
+        IsotonicRegression().fit(X, y, sample_weight=np.where(np.arange(20) == 5, -1.0, 1.0))
+    with pytest.raises(ProblemError, match="sample_weight has shape"):
+        IsotonicRegression().fit(X, y, sample_weight=np.ones(19))
