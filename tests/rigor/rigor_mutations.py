@@ -38,13 +38,14 @@ class Base:
     """A model, a property and an accepted certificate, small enough for exact arithmetic."""
 
     def __init__(self, folder: Path, with_slopes: bool):
-        self.folder = folder
+        self.folder, self.written = folder / str(with_slopes), {}
+        self.folder.mkdir()
         model = models.mlp((2, 6, 5, 3), seed=1)
         centre, radius = np.array([0.4, -0.1]), 0.2 if with_slopes else 0.6
         label = int(models.run(model, [centre])[0].argmax())
         text = models.vnnlib(centre - radius, centre + radius, 3, models.robust(label, 3))
         self.model, self.text = model.SerializeToString(), text.encode()
-        paths = folder / "m.onnx", folder / "p.vnnlib", folder / "c.cert"
+        paths = [self.folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
         for path, data in zip(paths, (self.model, self.text), strict=False):
             path.write_bytes(data)
         proof = certificates.proof_of(*paths[:2])
@@ -77,9 +78,12 @@ def _sloped(case: certificates.CaseProof, model, centre) -> certificates.CasePro
 
 def verdict(base: Base, model: bytes, text: bytes, certificate: bytes) -> str:
     """ "rejected" or "unreadable", or else whether the truth agrees: "harmless" or "WRONG"."""
-    paths = [base.folder / name for name in ("m2.onnx", "p2.vnnlib", "c2.cert")]
+    # Each base has its own folder, and most mutations leave two of the files as they are.
+    paths = [base.folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
     for path, data in zip(paths, (model, text, certificate), strict=True):
-        path.write_bytes(data)
+        if base.written.get(path) != data:
+            path.write_bytes(data)
+            base.written[path] = data
     try:
         report = check(*paths)
     except ProblemError:
