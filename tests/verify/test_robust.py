@@ -237,6 +237,28 @@ def test_uint8_and_normalisation_mean_what_they_say():
         assert float(exact) - row["bound"] < 1e-5  # a pixel in float32 is off by 1e-8
 
 
+def test_weights_in_another_file_belong_to_the_model(tmp_path):
+    path, where = tmp_path / "model.onnx", tmp_path / "weights"
+
+    def save(weights):
+        where.unlink(missing_ok=True)
+        onnx.save(
+            onnx.load_from_string(linear_model(weights, np.zeros(2))), path, location="weights",
+            save_as_external_data=True, size_threshold=0,
+        )  # fmt: skip
+
+    def run():
+        return robust(path, np.array([[0.75, 0.25]]), [0], "1/10", out=tmp_path / "out")
+
+    save(np.eye(2))
+    assert run().certified == 1
+    before = path.read_bytes()
+    save(-np.eye(2))
+    assert path.read_bytes() == before
+    with pytest.raises(ProblemError, match="model: .* there, .* now"):
+        run()
+
+
 def test_outputs_that_are_not_finite_are_error_rows():
     model = linear_model([[3e38] * 2, [0.0] * 2], [0.0, 0.0])
     report = robust(model, np.array([[1.0, 1.0], [0.0, 0.5]]), [0, 0], "1/10")

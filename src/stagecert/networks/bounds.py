@@ -14,7 +14,7 @@ from stagecert.errors import ProblemError
 from stagecert.networks.graph import Network
 from stagecert.networks.intermediate import Intermediate, enclose
 from stagecert.networks.intervals import segment_interval
-from stagecert.networks.regions import Regions, regions_of
+from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
 from stagecert.networks.search import CACHED_NUMBERS, backward_bounds, relax, search
 from stagecert.problem import as_arrays
@@ -146,7 +146,7 @@ def bound(
         goal = _threshold(threshold, rows.shape[:2])
         parts = as_arrays(split(network), jnp.float64)
         show = Progress(progress)
-        chunk = _boxes_at_once(parts, regions, rows.shape[1], memory)
+        chunk = boxes_at_once(parts, regions.shapes, rows.shape[1], memory)
         results = []
         for begin in range(0, regions.count, chunk):
             some = slice(begin, begin + chunk)
@@ -223,9 +223,10 @@ def _threshold(threshold, shape) -> np.ndarray | None:
     return goal
 
 
-def _boxes_at_once(parts: Split, regions: Regions, targets: int, memory: float) -> int:
+def boxes_at_once(parts: Split, shapes, targets: int, memory: float) -> int:
+    """How many boxes of inputs of these shapes are bounded together, each for some targets."""
     neurons = sum(math.prod(layer.shape) for layer in parts.layers)
-    inputs = sum(math.prod(shape) for shape in regions.shapes)
+    inputs = sum(math.prod(shape) for shape in shapes)
     # The search holds about 40 numbers of 4 bytes for each neuron of a lane.
     of_lane = 160 * (neurons + 2 * inputs)
     lanes = max(int(memory * 2**30 / max(of_lane, 1)), 1)

@@ -1,6 +1,5 @@
 """`robust`: for each image of a data set, whether small changes of its pixels change the class."""
 
-import gzip
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -8,6 +7,8 @@ from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from stagecert import sweeps
 from stagecert.errors import ProblemError
@@ -107,8 +108,14 @@ class Robustness:
         how = Preparation(
             number(eps, "eps"), _range(clip), _numbers(mean, "mean"), _numbers(std, "std")
         )
-        model = model if isinstance(model, bytes) else _read(Path(model))
-        self.classifier = classifier = Classifier(model)
+        if not isinstance(model, bytes):
+            model = Path(model)
+        try:
+            self.classifier = classifier = Classifier(model)
+        except ProblemError as error:
+            if isinstance(model, bytes) or str(model) in str(error):
+                raise
+            raise ProblemError(f"{model}: {error}") from None
         data = data_set(images, labels, classifier.shape, classifier.classes)
         how.check(data.images)
         self.batch = batch or largest_batch(classifier.network, memory)
@@ -119,7 +126,7 @@ class Robustness:
         self.configuration = {
             "task": "robust",
             "stagecert": version("stagecert"),
-            "model": hashlib.sha256(model).hexdigest(),
+            "model": _hash(model),
             "eps": str(how.eps),
             "norm": "inf",
             "clip": None if how.clip is None else [str(v) for v in how.clip],
@@ -193,9 +200,14 @@ def _numbers(values, name: str) -> tuple[Fraction, ...]:
     return tuple(number(value, name) for value in several)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.name.endswith(".gz") else data
-    except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore
-        raise ProblemError(f"{path} cannot be read: {error}") from None
+def _hash(model: bytes | Path) -> str:
+    """Identifies a model that could be loaded, with weights that it keeps in other files."""
+    if isinstance(model, bytes):
+        return hashlib.sha256(model).hexdigest()
+    content = hashlib.sha256(model.read_bytes())
+    if not model.name.endswith(".gz"):
+        weights = onnx.load(model, load_external_data=False).graph.initializer
+        places = {e.value for w in weights for e in w.external_data if e.key == "location"}
+        for place in sorted(places):
+            content.update((model.parent / place).read_bytes())
+    return content.hexdigest()

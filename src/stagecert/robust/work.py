@@ -11,6 +11,8 @@ import numpy as np
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
+from stagecert.networks.bounds import boxes_at_once
+from stagecert.networks.relaxation import split
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import attack
@@ -115,7 +117,7 @@ def largest_batch(network: Network, memory: float) -> int:
 
 
 class Work:
-    """Decides images in batches of up to `batch`, which all have the same compiled programs."""
+    """Decides images in batches of up to `batch`, all with the same compiled programs."""
 
     def __init__(
         self,
@@ -131,7 +133,13 @@ class Work:
     ):
         self.classifier, self.data, self.how = classifier, data, how
         self.methods = METHODS[: METHODS.index(method) + 1]
-        self.restarts, self.seed, self.memory, self.batch = restarts, seed, memory, batch
+        self.restarts, self.seed, self.memory = restarts, seed, memory
+        network = classifier.network
+        # Numbers of images that are multiples of this have the same compiled programs.
+        self.width = min(
+            batch,
+            boxes_at_once(split(network), network.input_shapes, classifier.classes - 1, memory),
+        )
 
     def __call__(self, places: Sequence[int]) -> list[tuple[Finding, float, np.ndarray | None]]:
         """For each image what was found, the seconds it took, and the counterexample."""
@@ -244,9 +252,9 @@ class Work:
             {image: intervals of the activations' arguments}.
         """
         waiting = [k for k, case in enumerate(cases) if case.open]
-        # The first one fills up the batch, with a threshold that ends its search at once.
-        filled = waiting + waiting[:1] * (self.batch - len(waiting))
-        goal = np.zeros((self.batch, 1))
+        # Filled up with the first one, with a threshold that ends its search at once.
+        filled = waiting + waiting[:1] * (-len(waiting) % self.width)
+        goal = np.zeros((len(filled), 1))
         goal[len(waiting) :] = float(np.finfo(np.float32).min)
         labels = [cases[k].finding.label for k in filled]
         intermediate: Any = method
