@@ -255,7 +255,7 @@ def test_weights_in_another_file_belong_to_the_model(tmp_path):
     before = path.read_bytes()
     save(-np.eye(2))
     assert path.read_bytes() == before
-    with pytest.raises(ProblemError, match="model: .* there, .* now"):
+    with pytest.raises(ProblemError, match=r"model: .* there, .* now"):
         run()
 
 
