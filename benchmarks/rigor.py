@@ -33,9 +33,8 @@ RESULTS = Path(__file__).parent / "results" / "rigor" / "cost.json"
 
 def _dense(sizes, activation):
     random = np.random.default_rng(0)
-    weights = [
-        random.normal(size=(m, n)) * np.sqrt(2 / n) for n, m in zip(sizes, sizes[1:], strict=False)
-    ]
+    pairs = itertools.pairwise(sizes)
+    weights = [random.normal(size=(m, n)) * np.sqrt(2 / n) for n, m in pairs]
 
     def function(x):
         for k, w in enumerate(weights):

@@ -349,3 +349,36 @@ def test_command(proven, tmp_path):
     with zipfile.ZipFile(broken, "w") as file:
         file.writestr("header.json", io.BytesIO(b"{").read())
     assert runner.invoke(app, ["check", *paths[:2], str(broken)]).exit_code == 2
+
+
+def _verify(files):
+    """Runs the command; it ends its process itself."""
+    command = "from stagecert.cli import main; main()"
+    arguments = [str(path) for path in files.paths[:2]]
+    return subprocess.run(
+        [sys.executable, "-c", command, "verify", *arguments, "--certificate",
+         str(files.paths[2]), "--quiet"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_verification_writes_a_certificate_or_says_so(proven, tmp_path):
+    files = Files(tmp_path, proven.model, proven.text)
+    done = _verify(files)
+    assert done.stdout.split() == ["unsat"]
+    assert done.returncode == 0
+    assert check(*files.paths).accepted
+    files.paths[2].unlink()
+    # A gelu that is spelt out is understood by the search, but not by the checker.
+    make = models.Maker()
+    x = make.node("Div", "x", make.constant(np.sqrt(2.0)))
+    x = make.node("Add", make.node("Erf", x), make.constant(1.0))
+    x = make.node("Mul", make.node("Mul", "x", x), make.constant(0.5))
+    model = make.model([("x", [1, 2])], [(x, [1, 2])])
+    files = Files(tmp_path, model, models.vnnlib([0, 0], [1, 1], 2, "(assert (>= Y_0 2.0))"))
+    done = _verify(files)
+    assert done.stdout.split() == ["unsat"]
+    assert done.returncode == 4
+    assert "No certificate" in done.stderr
+    assert "was not written" in done.stderr
+    assert not files.paths[2].exists()

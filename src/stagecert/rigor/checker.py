@@ -90,6 +90,8 @@ def check(
                 finished += len(some)
                 if progress is not None:
                     progress(finished, len(tasks))
+            if any(np.isnan(found).any() for found in bounds):
+                raise Refused("a leaf was left out")  # of no use but to be sure
     except Refused as error:
         reasons = (str(error),)
     except ProblemError:
