@@ -8,6 +8,7 @@ slopes that it chooses by default. So it is asked first what it can prove withou
 searched for, and boxes are split further, only where that is not enough.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -247,7 +248,6 @@ class _Prover:
         else:
             self.network, self.groups = found.network, found.groups
         self.found = found
-        self._split: Split | None = None
 
     def cases(self) -> tuple[CaseProof, ...]:
         """Proofs of all cases."""
@@ -396,13 +396,11 @@ class _Prover:
                 for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
                     self._note(part, some[0], bounds[0], leaf)
 
-    @property
+    @functools.cached_property
     def parts(self) -> Split:
         """The network, cut at its activations, as float64 arrays."""
-        if self._split is None:
-            with jax.enable_x64(True):
-                self._split = as_arrays(split(self.network), jnp.float64)
-        return self._split
+        with jax.enable_x64(True):
+            return as_arrays(split(self.network), jnp.float64)
 
     def search(self, low, high, arguments, rows, goals, steps: int, of: int | None = None) -> list:
         """Slopes (rows, *shape) of every layer for rows on one box, with given intervals.
