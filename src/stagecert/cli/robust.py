@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,8 @@ from stagecert.cli.verify import BAD_INPUT, FAILED, Watcher
 from stagecert.errors import ProblemError
 
 INTERRUPTED = 130
+# Seconds between two lines of progress, where there is no terminal to draw a bar on.
+LINE_EVERY = 30.0
 
 
 def robust(
@@ -145,13 +148,19 @@ class _Outcome:
         bar.start()
         task = bar.add_task("starting", total=total, completed=known)
         count = {"certified": 0, "attacked": 0}
+        last = time.monotonic()
 
         def show(rows) -> None:
+            nonlocal last
             for row in rows:
                 if row.data["status"] in count:
                     count[row.data["status"]] += 1
             text = ", ".join(f"{n} {name}" for name, n in count.items())
             bar.update(task, advance=len(rows), description=text)
+            if not console.is_terminal and time.monotonic() - last > LINE_EVERY:
+                last = time.monotonic()
+                done = int(bar.tasks[0].completed)
+                print(f"{done} of {total} images: {text} since the start", file=sys.stderr)
 
         return show
 
