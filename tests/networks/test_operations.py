@@ -1,0 +1,35 @@
+"""Operations whose way back is written by hand, against XLA's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stagecert.networks.operations import Conv
+
+
+@pytest.mark.parametrize(
+    ("strides", "dilation", "kernel", "padding", "space"),
+    [
+        ((1,), (1,), (3,), ((0, 0),), (7,)),
+        ((1, 1), (2, 1), (3, 2), ((1, 0), (2, 1)), (6, 5)),
+        ((2, 2), (1, 1), (4, 4), ((0, 0), (0, 0)), (11, 10)),
+        ((2, 3), (1, 1), (3, 2), ((1, 2), (0, 1)), (8, 9)),
+        ((3, 1), (1, 1), (2, 4), ((0, 1), (3, 2)), (7, 6)),
+        ((2, 1, 2), (1, 1, 1), (2, 2, 3), ((0, 0), (1, 1), (1, 0)), (5, 4, 6)),
+        ((2, 2), (2, 1), (2, 2), ((0, 0), (1, 1)), (7, 7)),  # both: XLA's own way
+    ],
+)
+def test_the_way_back_of_a_convolution_in_float64(strides, dilation, kernel, padding, space):
+    draw = np.random.default_rng(0)
+    conv = Conv(strides, padding, dilation, (1,) * len(kernel))
+    with jax.enable_x64(True):
+        weights = jnp.asarray(draw.normal(size=(3, 2, *kernel)))
+        x = jnp.asarray(draw.normal(size=(2, 2, *space)))
+        y, back = jax.vjp(lambda x: conv(weights, x), x)
+        expected, expected_back = jax.vjp(lambda x: conv.plain(weights, x), x)
+        np.testing.assert_array_equal(y, expected)
+        cotangent = jnp.asarray(draw.normal(size=y.shape))
+        np.testing.assert_allclose(
+            back(cotangent)[0], expected_back(cotangent)[0], rtol=0, atol=1e-13
+        )
