@@ -257,8 +257,10 @@ def crossing_of(done: ForwardPass, eps=None) -> Crossing:
         excess = (lower - upper - 1e3 * eps * size).ravel()
         if excess.size == 0:
             continue
-        entry = jnp.argmax(excess)
-        amount = jnp.where(excess[entry] > 0, (lower - upper).ravel()[entry], 0)
+        # Two plain maxima: XLA's argmax on CPUs costs as much as a layer of the network.
+        most = jnp.max(excess)
+        entry = jnp.max(jnp.where(excess >= most, jnp.arange(excess.size), -1))
+        amount = jnp.where(most > 0, (lower - upper).ravel()[entry], 0)
         here = Crossing(amount, jnp.array(i), entry)
         worst = tree.select(amount > worst.amount, here, worst)
     return worst

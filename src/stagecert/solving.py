@@ -140,7 +140,7 @@ class _Search:
             if not running.any() or self.clock.over():
                 break
             rows = _padded(np.flatnonzero(running), self.size)
-            if 4 * len(rows) <= len(running):
+            if 2 * len(rows) <= len(running):
                 self._keep(place, lanes)
                 state = _take(lanes.state, rows)
                 lanes, place, problems, limits = self._gathered(place[running], stopping)
@@ -202,10 +202,10 @@ def _stateless(lanes: Lane) -> Lane:
 
 
 def _padded(indices: np.ndarray, most: int) -> np.ndarray:
-    """Indices repeated up to a power of four from 16 on: every size is traced and compiled once."""
-    size = 16
+    """Indices repeated up to a power of two from 8 on: every size is traced and compiled once."""
+    size = 8
     while size < len(indices):
-        size *= 4
+        size *= 2
     size = max(min(size, most), len(indices))
     return np.concatenate([indices, np.repeat(indices[-1:], size - len(indices))])
 

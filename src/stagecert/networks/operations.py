@@ -81,7 +81,9 @@ class Conv(Linear):
     groups: int = 1
 
     def __call__(self, weights, x):
-        if x.dtype == np.float64 and self.groups == 1 and set(self.input_dilation) == {1}:
+        simple = self.groups == 1 and set(self.input_dilation) == {1}
+        simple = simple and (set(self.strides) == {1} or set(self.dilation) == {1})
+        if x.dtype == np.float64 and simple:
             return _double_conv(self, weights, x)
         return self.plain(weights, x)
 
@@ -111,7 +113,7 @@ class Conv(Linear):
 def _double_conv(conv: Conv, weights, x):
     """A convolution in float64, with a fast way back.
 
-    XLA's transposed convolutions in float64 on CPUs are ten times slower than a matrix product.
+    XLA's transposed convolutions in float64 on CPUs are four to ten times slower than these.
     """
     return conv.plain(weights, x)
 
@@ -122,42 +124,55 @@ def _double_conv_fwd(conv: Conv, weights, x):
 
 def _double_conv_bwd(conv: Conv, residuals, y):
     weights, shape = residuals
-    batch, channels, *space = shape
-    kernel, out = weights.shape[2:], y.shape[2:]
-    flat = weights.reshape(weights.shape[0], -1)
-    products = jnp.einsum("ok,nop->nkp", flat, y.reshape(batch, y.shape[1], -1))
-    products = products.reshape(batch, channels, *kernel, *out)
-    # Entry `offset` of the kernel at output q touches input stride * q + dilation * offset -
-    # padding. Sort these by their remainder modulo the stride: within one remainder all that is
-    # left is to add shifted arrays, and the remainders interleave.
-    widest = [
-        (n - 1) + (d * (k - 1)) // s + 1
-        for n, k, s, d in zip(out, kernel, conv.strides, conv.dilation, strict=True)
-    ]
-    phases = []
-    for phase in np.ndindex(*conv.strides):
-        total = jnp.zeros((batch, channels, *widest), y.dtype)
-        for offset in np.ndindex(*kernel):
-            at = [i * d for i, d in zip(offset, conv.dilation, strict=True)]
-            if all(a % s == p for a, s, p in zip(at, conv.strides, phase, strict=True)):
-                shift = [a // s for a, s in zip(at, conv.strides, strict=True)]
-                widths = [(q, w - n - q) for q, w, n in zip(shift, widest, out, strict=True)]
-                term = products[(slice(None), slice(None), *offset)]
-                total = total + jnp.pad(term, ((0, 0), (0, 0), *widths))
-        phases.append(total)
-    rank = len(space)
-    mixed = jnp.stack(phases, axis=-1).reshape(batch, channels, *widest, *conv.strides)
-    order = [axis for k in range(rank) for axis in (2 + k, 2 + rank + k)]
-    mixed = jnp.transpose(mixed, (0, 1, *order))
-    sizes = [w * s for w, s in zip(widest, conv.strides, strict=True)]
-    full = mixed.reshape(batch, channels, *sizes)
-    for k, (n, (before, _)) in enumerate(zip(space, conv.padding, strict=True)):
-        axis = k + 2
-        missing = max(n + before - full.shape[axis], 0)
-        full = jnp.pad(full, [(0, missing if a == axis else 0) for a in range(full.ndim)])
+    padded = [n + sum(widths) for n, widths in zip(shape[2:], conv.padding, strict=True)]
+    back = _spread if set(conv.strides) == {1} else _interleaved
+    full = back(weights, y, padded, conv)
+    for axis, (n, (before, _)) in enumerate(zip(shape[2:], conv.padding, strict=True), 2):
         full = jax.lax.slice_in_dim(full, before, before + n, axis=axis)
     # Nothing here differentiates by weights; if somebody does, they shall notice.
     return jnp.full_like(weights, jnp.nan), full
+
+
+def _spread(weights, y, sizes, conv: Conv):
+    """The way back of stride 1: a matrix product, whose entries are added up where they belong."""
+    batch, _, *out = y.shape
+    channels, *kernel = weights.shape[1:]
+    flat = weights.reshape(weights.shape[0], -1)
+    products = jnp.einsum("ok,nop->nkp", flat, y.reshape(batch, y.shape[1], -1))
+    products = products.reshape(batch, channels, *kernel, *out)
+    total = jnp.zeros((batch, channels, *sizes), y.dtype)
+    for offset in np.ndindex(*kernel):
+        shift = [i * d for i, d in zip(offset, conv.dilation, strict=True)]
+        widths = [(q, size - n - q) for q, size, n in zip(shift, sizes, out, strict=True)]
+        term = products[(slice(None), slice(None), *offset)]
+        total = total + jnp.pad(term, ((0, 0), (0, 0), *widths))
+    return total
+
+
+def _interleaved(weights, y, sizes, conv: Conv):
+    """The way back of strides above 1, without dilation.
+
+    Entry i of the kernel at output q touches entry stride * q + i of the input. Sorted by their
+    remainders modulo the stride, the entries of the input are so many plain convolutions of y: one
+    with so many times the channels.
+    """
+    (outputs, channels, *kernel), strides = weights.shape, conv.strides
+    rank = len(kernel)
+    taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
+    counts = [-(-n // s) for n, s in zip(sizes, strides, strict=True)]
+    missing = [(0, t * s - k) for t, s, k in zip(taps, strides, kernel, strict=True)]
+    split = [n for pair in zip(taps, strides, strict=True) for n in pair]
+    weights = jnp.pad(weights, ((0, 0), (0, 0), *missing)).reshape(outputs, channels, *split)
+    of_taps, of_phases = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
+    weights = jnp.flip(weights, of_taps).transpose(*of_phases, 1, 0, *of_taps)
+    weights = weights.reshape(math.prod(strides) * channels, outputs, *taps)
+    around = [(t - 1, c - n) for t, c, n in zip(taps, counts, y.shape[2:], strict=True)]
+    found = jax.lax.conv_general_dilated(y, weights, (1,) * rank, around)
+    found = found.reshape(len(y), *strides, channels, *counts)
+    order = [k for i in range(rank) for k in (2 + rank + i, 1 + i)]
+    found = found.transpose(0, 1 + rank, *order)
+    found = found.reshape(len(y), channels, *(c * s for c, s in zip(counts, strides, strict=True)))
+    return found[(slice(None), slice(None), *(slice(n) for n in sizes))]
 
 
 _double_conv.defvjp(_double_conv_fwd, _double_conv_bwd)
