@@ -157,6 +157,8 @@ def test_splits(proven, tmp_path):
         ("axes", np.array([7, *axes[1:]], "<i4")),
         ("axes", np.array([-2, *axes[1:]], "<i4")),
         ("axes", axes[:0]),
+        ("axes", np.array([-1, 2, 0, -1, -1], "<i4")),  # a leaf, and then more
+        ("axes", np.zeros(10**6, "<i4")),  # splits without leaves would fill the memory
         ("axes", axes.astype("<i8")),
         ("cuts", cuts + 5),
         ("cuts", cuts * np.nan),

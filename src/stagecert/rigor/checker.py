@@ -167,6 +167,8 @@ class Checker:
         self._numbers += len(case.multipliers) * max(len(stack[0][0]), 64)
         if self._numbers > _MOST_NUMBERS:
             raise Refused("there are too many leaves")
+        if len(case.axes) != 2 * len(case.multipliers) - 1:
+            raise Refused("a tree does not have one split less than leaves")
         found: list[Task] = []
         for axis, at in zip(case.axes.tolist(), case.cuts.tolist(), strict=True):
             if not stack:
