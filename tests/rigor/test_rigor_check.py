@@ -311,6 +311,27 @@ def test_input_terms_combinations_and_strict_rows(tmp_path):
     assert accepted(both, [1.0, 0.0]) == (False, False)
 
 
+def test_rows_that_refute_a_case_together(tmp_path):
+    make = models.Maker()
+    model = make.model([("x", [1, 2])], [(make.node("Relu", "x"), [1, 2])])
+    formula = "(assert (and (<= Y_0 (- Y_1 0.5)) (<= (* 3.0 Y_1) (- (* 3.0 Y_0) 0.25))))"
+    files = Files(tmp_path, model, models.vnnlib([0, 0], [1, 1], 2, formula))
+    network, groups = groups_of(networks.load(files.paths[0]), properties.load(files.paths[1]))
+    tree = types.SimpleNamespace(
+        group=[0], children={}, axis={}, cut={}, closed=[(0, 0, 0, 0.0)],
+        mixed={(0, 0): np.array([0.25, 0.75])},
+    )  # fmt: skip
+    found = types.SimpleNamespace(network=network, groups=groups, whole={}, tree=tree)
+    header, arrays = files.prove(found)
+    (case,) = header["cases"]
+    assert np.all(arrays[case["multipliers"]] > 0)
+    assert check(*files.paths).accepted
+    # Without weights they are found, after those of single rows fail.
+    found.tree = None
+    header, arrays = files.prove(found)
+    assert check(*files.paths).accepted
+
+
 def test_nothing_of_the_search_is_imported(proven):
     script = f"""
         import importlib.machinery, sys, types

@@ -32,6 +32,7 @@ class Facts:
     """Intervals of the network's values for some boxes of inputs, and default lines.
 
     Attributes:
+        inputs: (low, high) of the flattened inputs, one after the other: (boxes, entries).
         low, high: for every value of the network, with an axis of boxes in front.
         sizes: for linear operations: at least |W| |x|.
         totals: the largest absolute values of a value's entries, added up.
@@ -47,7 +48,7 @@ class Facts:
         self.totals: list[Any] = []
         self.boxes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lines: dict[int, Lines] = {}
-        self._inputs = low, high  # (boxes, entries), inputs one after the other
+        self.inputs = low, high
         self._used = 0
 
     def derive(self, tighter: Callable[["Facts", int, int], None] | None = None) -> "Facts":
@@ -100,7 +101,7 @@ class Facts:
         count = int(np.prod(shape))
         some = slice(self._used, self._used + count)
         self._used += count
-        return (self.arithmetic.array(x[:, some].reshape(-1, *shape)) for x in self._inputs)
+        return (self.arithmetic.array(x[:, some].reshape(-1, *shape)) for x in self.inputs)
 
     def _linear(self, operation: Linear, arguments):
         real = self.arithmetic

@@ -257,9 +257,9 @@ class _Prover:
                 roots[case] = self._root(g, c, case)
         open_ = [part for root in roots.values() for part in _leaves(root)]
         open_ = self._by_default(open_)
-        # Another row may do where the one that verification took does not.
+        # Another row may do where the one that verification took does not, or all together.
         for part in open_:
-            part.weights += self._single_rows(part.group, part.case)
+            part.weights += self._candidates(part.group, part.case)
         open_ = self._by_default(open_)
         while open_:
             narrow = [part for part in open_ if self._divisible(part)]
@@ -278,7 +278,7 @@ class _Prover:
         group, found = self.groups[g], self.found
         low, high = (np.array(x, float) for x in (group.inputs.lower64, group.inputs.upper64))
         whole = {} if found is None else found.whole
-        every = self._single_rows(g, case)
+        every = self._candidates(g, case)
         chosen = [np.eye(len(group.rows))[whole[case][1]]] if case in whole else every
         root = _Part(case, g, low, high, chosen)
         if case in whole or found is None or found.tree is None:
@@ -298,10 +298,12 @@ class _Prover:
                 stack += [(tree.children[node], below), (tree.children[node] + 1, above)]
         return root
 
-    def _single_rows(self, g: int, case: int) -> list[np.ndarray]:
-        """Weights for each row of a case by itself."""
+    def _candidates(self, g: int, case: int) -> list[np.ndarray]:
+        """Weights for each row of a case by itself, and for all of them together."""
         group = self.groups[g]
-        return list(np.eye(len(group.rows))[group.members[group.numbers.index(case)]])
+        members = group.members[group.numbers.index(case)]
+        together = [members.astype(float)] if members.sum() > 1 else []
+        return [*np.eye(len(group.rows))[members], *together]
 
     def _multipliers(self, part: _Part, weights: np.ndarray) -> tuple[float, ...]:
         """Weights of the group's scaled rows as multipliers of the case's own rows."""
@@ -381,7 +383,7 @@ class _Prover:
         rows, limits = np.array(rows), np.array(limits)
         goals = limits + 1e-7 * (np.abs(limits) + 1e-3)
         arguments = [facts.boxes[k] for k in self.checker.activations]
-        low, high = facts._inputs
+        low, high = facts.inputs
         slopes = self.search(low, high, arguments, rows, goals, 500)
         # The second round has slopes for boxes too: the checker's own are tried first.
         held = _Arrays()
