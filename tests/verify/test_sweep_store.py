@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -105,6 +106,28 @@ def test_a_sweep_computes_each_item_once_in_fixed_batches():
         assert [one.place for one in store.rows()] == list(range(10))
 
 
+def test_a_reader_undoes_what_a_killed_writer_left(tmp_path):
+    """As kill -9 in the middle of a commit: the journal is there, and the database half changed."""
+    folder, copy = tmp_path / "live", tmp_path / "killed"
+    with Store(folder, HOW) as store:
+        store.add([row(0)])
+        store._base.execute("PRAGMA cache_size = 1")  # so that changes spill before the commit
+        store._base.execute("BEGIN IMMEDIATE")
+        for place in range(1, 200):
+            store._base.execute(
+                "INSERT INTO rows VALUES (?, ?, ?, ?, ?)", (f"k{place}", place, "{}", b"x" * 999, 0)
+            )
+        shutil.copytree(folder, copy)
+        store._base.execute("ROLLBACK")
+    assert (copy / "rows.sqlite-journal").stat().st_size > 0
+    assert (copy / "rows.sqlite").stat().st_size > (folder / "rows.sqlite").stat().st_size
+    with Store.reader(copy) as reader:
+        assert list(reader.rows(blobs=True)) == [row(0)]
+    with Store(copy, HOW) as store:
+        store.add([row(1)])
+        assert len(store) == 2
+
+
 WRITER = """
 import sys
 from pathlib import Path
@@ -135,6 +158,8 @@ def test_kill_9_while_writing_leaves_whole_batches(tmp_path):
         process.wait()
         process.stdout.close()
         told = int(lines[-1]) if lines else told
+        with Store.reader(tmp_path) as reader:
+            assert len(reader) in (told, told + 5)
         with Store(tmp_path, {"eps": "1/10"}) as store:
             places = [one.place for one in store.rows()]
         # Nothing that was reported is lost; at most the one commit after it may be there too.

@@ -23,6 +23,8 @@ from stagecert.errors import ProblemError
 
 DATABASE, LOCK = "rows.sqlite", "lock"
 FORMAT = 1
+# Seconds that a commit waits for readers to finish, and a reader for a commit.
+PATIENCE = 600.0
 # SQLite allows no more variables than this in a query, in its older versions.
 AT_ONCE = 500
 
@@ -92,7 +94,7 @@ class Store:
             raise ProblemError(f"{folder} cannot be used as a folder: {error}") from None
         self._lock = _locked(folder)
         try:
-            self._base = sqlite3.connect(folder / DATABASE, isolation_level=None)
+            self._base = sqlite3.connect(folder / DATABASE, isolation_level=None, timeout=PATIENCE)
             self._base.execute("PRAGMA journal_mode = TRUNCATE")
             # Also syncs the folder, so that not even a power failure undoes a commit.
             self._base.execute("PRAGMA synchronous = EXTRA")
@@ -114,8 +116,10 @@ class Store:
         store = object.__new__(Store)
         store.folder, store._lock = folder, None
         try:
-            place = (folder / DATABASE).resolve(strict=True).as_uri() + "?mode=ro"
-            store._base = sqlite3.connect(place, uri=True, isolation_level=None, timeout=60)
+            # Not opened as read-only: what a killed writer left must be undone before reading.
+            place = (folder / DATABASE).resolve(strict=True).as_uri() + "?mode=rw"
+            store._base = sqlite3.connect(place, uri=True, isolation_level=None, timeout=PATIENCE)
+            store._base.execute("PRAGMA query_only = ON")
             about = dict(store._base.execute("SELECT name, value FROM about"))
             store.configuration = json.loads(about["configuration"])
         except (OSError, sqlite3.Error, KeyError, ValueError) as error:
