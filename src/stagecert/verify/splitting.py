@@ -14,6 +14,7 @@ from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
 from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
+from stagecert.verify.mixing import mix
 from stagecert.verify.queries import Group, for_users, shaped
 
 # Inputs with more free entries than this are not split.
@@ -35,6 +36,7 @@ class Tree:
     `children[k]` and `children[k] + 1` where it was cut along `axis[k]` at `cut[k]`: the first one
     below the cut, the second one above. `closed` holds (node, case, row, bound), with the case's
     and the row's places in their group. A case that is closed on a node is closed below it too.
+    Where no row does it alone, `mixed` has weights for all rows of the group, by (node, case).
     """
 
     group: list[int] = field(default_factory=list)
@@ -42,6 +44,7 @@ class Tree:
     axis: dict[int, int] = field(default_factory=dict)
     cut: dict[int, float] = field(default_factory=dict)
     closed: list[tuple[int, int, int, float]] = field(default_factory=list)
+    mixed: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def add(self, group: int) -> int:
         """A new node."""
@@ -166,19 +169,13 @@ class Splitter:
         self.stack, self.share = self.stack[:-count], self.share[:-count]
         self.seen += count
         g = boxes.group
-        limits, strict = self.limits[g], self.strict[g]
-        proven = np.isfinite(found.bound) & (
-            (found.bound > limits) | (strict & (found.bound >= limits))
-        )
-        refutes = self.members[g] & proven[:, None, :]
-        now = boxes.open & refutes.any(axis=2)
-        left = boxes.open & ~now
+        left = boxes.open & ~found.refuted
         if self.tree is not None:
-            for b, c in np.argwhere(now):
-                row = int(np.argmax(np.where(refutes[b, c], found.bound[b] - limits[b], -np.inf)))
-                self.tree.closed.append(
-                    (int(boxes.node[b]), int(c), row, float(found.bound[b, row]))
-                )
+            for b, c in np.argwhere(found.refuted):
+                node, row = int(boxes.node[b]), int(found.best[b, c])
+                self.tree.closed.append((node, int(c), row, float(found.bound[b, row])))
+                if (b, c) in found.weights:
+                    self.tree.mixed[node, int(c)] = found.weights[b, c]
         done = ~left.any(axis=1)
         self.finished += float(share[done].sum())
         stuck = not self._halve(boxes, left, share, found.scores, np.flatnonzero(~done))
@@ -234,27 +231,49 @@ class Splitter:
             middle = 0.5 * lower[:count] + 0.5 * upper[:count]
             points = np.repeat(middle[:, None], self.matrix.shape[1] + 1, axis=1)
             points[b, r] = found.minimisers
-            coefficients = np.zeros((*wanted.shape, len(self.free)))
-            coefficients[b, r] = np.abs(found.coefficients[:, self.free])
-            return Found(
-                bound,
-                points,
-                self._violation(g, points),
-                self._scores(boxes, bound, coefficients, count),
-            )
+            coefficients = np.zeros((*wanted.shape, lower.shape[1]))
+            coefficients[b, r] = found.coefficients
+            violation = self._violation(g, points)
+        part = boxes[np.arange(count)]
+        ends = lower[:count], upper[:count]
+        return self._judged(part, bound, coefficients, points, violation, ends)
 
-    def _scores(self, boxes: Boxes, bound, coefficients, count: int) -> np.ndarray:
-        """How much each free entry matters: its share in the bounds nearest to deciding."""
-        g = boxes.group[:count]
-        over = np.where(self.members[g], (bound - self.limits[g])[:, None, :], -np.inf)
+    def _judged(self, boxes: Boxes, bound, coefficients, points, violation, ends) -> "Found":
+        """Which cases are refuted, by one row or by several, and which entries matter."""
+        g = boxes.group
+        limits, strict, members = self.limits[g], self.strict[g], self.members[g]
+        proven = np.isfinite(bound) & ((bound > limits) | (strict & (bound >= limits)))
+        over = np.where(members & np.isfinite(bound)[:, None], bound[:, None] - limits[:, None],
+                        -np.inf)  # fmt: skip
         best = np.argmax(over, axis=2)
-        undecided = boxes.open[:count] & ~(np.max(over, axis=2) > 0)
-        picked = np.take_along_axis(coefficients, best[:, :, None], axis=1)
-        sums = np.sum(np.where(undecided[..., None] & np.isfinite(picked), picked, 0), axis=1)
-        width = (boxes.upper - boxes.lower)[:count]
-        # Entries without influence on the linear bound may still matter: they are cut in the end.
-        least = 1e-3 * np.max(sums, axis=1, keepdims=True) + 1e-12
-        return (sums + least) * width
+        refuted = boxes.open & (members & proven[:, None]).any(axis=2)
+        weights: dict[tuple[int, int], np.ndarray] = {}
+        b, c = np.nonzero(boxes.open & ~refuted & ((members & np.isfinite(over)).sum(axis=2) > 1))
+        if len(b):
+            found = mix(
+                coefficients[b], points[b, :-1], bound[b] - limits[b],
+                np.abs(bound[b]) + np.abs(limits[b]), members[b, c], ends[0][b], ends[1][b],
+            )  # fmt: skip
+            for k in np.flatnonzero(found.bound > 0):
+                refuted[b[k], c[k]] = True
+                weights[int(b[k]), int(c[k])] = found.weights[k]
+        return Found(
+            bound, points, violation, self._scores(boxes, coefficients, refuted), refuted, best,
+            weights,
+        )  # fmt: skip
+
+    def _scores(self, boxes: Boxes, coefficients, refuted) -> np.ndarray:
+        """How much each free entry matters to the rows of open cases, and how wide it still is."""
+        g = boxes.group
+        rows = (self.members[g] & (boxes.open & ~refuted)[:, :, None]).any(axis=1)
+        size = np.abs(coefficients[:, :, self.free])
+        influence = np.sum(np.where(rows[..., None] & np.isfinite(size), size, 0), axis=1)
+        # Entries without influence on the linear bounds may still matter: they are cut in the end.
+        influence += 1e-3 * np.max(influence, axis=1, keepdims=True) + 1e-12
+        width = boxes.upper - boxes.lower
+        whole = (self.base[1] - self.base[0])[g][:, self.free]
+        # Long boxes have loose bounds. The exponent was chosen by trial; see docs/verify.md.
+        return influence * width * (width / np.where(whole > 0, whole, np.inf)) ** 0.25
 
     def _violation(self, g, points: np.ndarray) -> np.ndarray:
         """(boxes, points, cases): the largest of the case's rows minus its goal."""
@@ -289,12 +308,24 @@ class Step:
 
 @dataclass
 class Found:
-    """Results for every box of a batch; see Step, and `scores` of each free entry."""
+    """Results for every box of a batch.
+
+    Attributes:
+        bound: (boxes, rows).
+        points, violation: see Step.
+        scores: (boxes, free entries), how much it helps to cut there.
+        refuted: (boxes, cases).
+        best: (boxes, cases), the row that is nearest to refuting the case, or does.
+        weights: of the rows, for (box, case) that only several rows refute together.
+    """
 
     bound: np.ndarray
     points: np.ndarray
     violation: np.ndarray
     scores: np.ndarray
+    refuted: np.ndarray
+    best: np.ndarray
+    weights: dict[tuple[int, int], np.ndarray]
 
 
 def _divisible(lower, upper) -> np.ndarray:
