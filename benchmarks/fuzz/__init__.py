@@ -1,0 +1,1 @@
+"""Mutated inputs for the parsers; `python -m benchmarks.fuzz`."""
