@@ -105,6 +105,53 @@ def test_example_isotonic(capsys):
     assert "Solution" in capsys.readouterr().out
 
 
+def test_example_isotonic_surface(capsys):
+    example = load("isotonic_surface")
+    *_, models = example["main"]()
+    new = np.random.default_rng(1).random((200, 2))
+    spread = models["90 % quantile"].predict(new) - models["10 % quantile"].predict(new)
+    assert np.mean(np.abs(models["mean"].predict(new) - example["truth"](new))) < 0.1
+    assert spread.mean() > 0.3
+    assert all(m.status_ is sc.Status.GAP_REACHED for m in models.values())
+    assert Path("isotonic_surface.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.count("at least") == 3
+
+
+def test_example_isotonic_cars():
+    if (answer := load("isotonic_cars")["main"]()) is None:
+        pytest.skip("the data are not here; STAGECERT_DATA names their folder")
+    X, y, models = answer
+    fit = cp.Variable(len(y))
+    i, j = np.nonzero(np.all(X[:, None] <= X[None], axis=2))
+    for name, loss in (("squared", cp.sum_squares), ("absolute", cp.norm1)):
+        truth = optimum(loss(fit - y), [fit[i] >= fit[j]])
+        assert models[name].objective_ == pytest.approx(truth, rel=1e-6)
+        assert models[name].bound_ <= truth * (1 + 1e-8)
+
+
+def test_example_isotonic_houses():
+    if (answer := load("isotonic_houses")["main"]()) is None:
+        pytest.skip("the data are not here; STAGECERT_DATA names their folder")
+    _, y, models = answer
+    for level, model in models.items():
+        assert model.status_ is sc.Status.GAP_REACHED
+        # The share of targets below and at a quantile's fit surround its level.
+        assert np.mean(y < model.fitted_) <= level <= np.mean(y <= model.fitted_)
+
+
+def test_example_isotonic_diamonds():
+    if (answer := load("isotonic_diamonds")["main"]()) is None:
+        pytest.skip("the data are not here; STAGECERT_DATA names their folder")
+    X, price, model = answer
+    assert model.status_ is sc.Status.GAP_REACHED
+    order = np.lexsort(X.T)
+    i, j = order[:-1], order[1:]
+    comparable = np.all(X[i] <= X[j], axis=1)
+    assert np.all((model.fitted_[i] <= model.fitted_[j])[comparable])
+    assert np.sum((model.fitted_ - np.log(price)) ** 2) == pytest.approx(model.objective_)
+    assert model.objective_ < 0.01 * len(price) * np.var(np.log(price))
+
+
 def test_example_robust_digits(capsys):
     classify, images, labels, results = load("robust_digits")["main"]()
     rows = sc.networks.margins(labels, 10)

@@ -67,7 +67,7 @@ class Samples:
     def value(self, fit: np.ndarray) -> float:
         """The objective at a fit, rounded up."""
         z = fit[self.node]
-        total = math.fsum(self.weight * self.loss.value(self.y, z))
+        total = math.fsum((self.weight * self.loss.value(self.y, z)).tolist())
         slack = ROUNDING * float(np.sum(self.weight * self.loss.size(self.y, z)))
         return float(np.nextafter(total + 1.001 * slack, np.inf))
 
@@ -112,7 +112,7 @@ def lower_bound(samples: Samples, multipliers: np.ndarray, fit: np.ndarray) -> f
     )
     if not (np.all(np.isfinite(terms)) and np.isfinite(charge)):
         return -np.inf
-    return float(np.nextafter(math.fsum(terms) - 1.001 * float(charge), -np.inf))
+    return float(np.nextafter(math.fsum(terms.tolist()) - 1.001 * float(charge), -np.inf))
 
 
 def _shared(samples: Samples, outflow: np.ndarray, fit: np.ndarray) -> np.ndarray:

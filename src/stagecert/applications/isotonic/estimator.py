@@ -131,7 +131,11 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
             known[node] = True
             values = extend_over_order(result.fitted, known, order, self.extension_)
             self._values = values[self._number]
-        self.fitted_ = self.predict(X)
+        # Samples of weight zero took no part in the order.
+        self.fitted_ = np.empty(len(y))
+        self.fitted_[used] = result.fitted[node]
+        if not used.all():
+            self.fitted_[~used] = self.predict(X[~used])
         return self
 
     def predict(self, X):

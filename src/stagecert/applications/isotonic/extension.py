@@ -10,8 +10,9 @@ import numpy as np
 from stagecert.applications.isotonic.orders import Order
 from stagecert.applications.isotonic.sweeps import running_maximum, running_minimum
 
-# Comparisons held in memory at a time.
-_BLOCK = 4_000_000
+# Fitted points looked at together, and comparisons held in memory at a time.
+_BATCH = 256
+_MEMORY = 2_000_000
 
 
 def corners(points: np.ndarray, values: np.ndarray, order: Order):
@@ -44,15 +45,21 @@ def _largest_below(new, points, values) -> np.ndarray:
     by_value = np.argsort(-values, kind="stable")
     points, values = points[by_value], values[by_value]
     out = np.full(len(new), values[-1])
-    rows = max(1, _BLOCK // len(points))
-    for begin in range(0, len(new), rows):
-        part = new[begin : begin + rows]
-        below = np.ones((len(part), len(points)), bool)
-        for k in range(points.shape[1]):
-            below &= points[None, :, k] <= part[:, None, k]
-        # Sorted by falling value: the first point below is the best.
-        found = below.any(axis=1)
-        out[begin : begin + rows][found] = values[below.argmax(axis=1)[found]]
+    waiting = np.arange(len(new))
+    # By falling value: the first point found below is the best, and is looked no further from.
+    for begin in range(0, len(points), _BATCH):
+        batch = points[begin : begin + _BATCH]
+        found = []
+        for rows in np.array_split(waiting, -(-len(waiting) * len(batch) // _MEMORY) or 1):
+            below = np.ones((len(rows), len(batch)), bool)
+            for k in range(points.shape[1]):
+                below &= batch[:, k] <= new[rows, k, None]
+            some = below.any(axis=1)
+            out[rows[some]] = values[begin + below[some].argmax(axis=1)]
+            found.append(some)
+        waiting = waiting[~np.concatenate(found)]
+        if not len(waiting):
+            break
     return out
 
 

@@ -103,13 +103,12 @@ def multipliers_by_flow(samples: Samples, fit: np.ndarray) -> np.ndarray:
     tight = np.flatnonzero(fit[order.lower] == fit[order.upper])
     lower, upper = order.lower[tight], order.upper[tight]
     multipliers = np.zeros(len(order.lower))
-    for attempt in range(_REFINEMENTS):
+    for _ in range(_REFINEMENTS):
         outflow = net_outflow(order, multipliers)
         # The nearest outflow in the allowed range is due; the rest of the range is optional.
         due = np.clip(outflow, least, most) - outflow
-        # Only at first: later rounds route what rounding left over.
-        part = 1.0 if attempt == 0 else 0.0
-        spare = (part * np.maximum(most - due, 0.0), part * np.maximum(due - least, 0.0))
+        aim = outflow + due
+        spare = (np.maximum(most - aim, 0.0), np.maximum(aim - least, 0.0))
         size = float(np.max(np.abs(due), initial=0.0))
         if size <= 1e-15 * float(np.max(np.abs(np.concatenate([least, most])), initial=0.0)):
             break
@@ -122,10 +121,7 @@ def _routed(due, spare, lower, upper, present):
     """A flow that takes as much as possible from nodes where it is due to where it is owed."""
     count = len(due)
     optional = bool(np.any(spare[0] > 0) or np.any(spare[1] > 0))
-    parts = [np.maximum(due, 0.0), np.maximum(-due, 0.0)]
-    if optional:
-        parts += [np.minimum(part, _MOST) for part in spare]
-    scale = _scale(*parts)
+    scale = _scale(np.maximum(due, 0.0), np.maximum(-due, 0.0))
     supply = np.rint(due * scale).astype(np.int64)
     backwards = np.floor(np.minimum(present * scale, _MOST - 1)).astype(np.int32)
     forwards = np.full(len(lower), _MOST, np.int32)

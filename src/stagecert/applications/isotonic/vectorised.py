@@ -7,16 +7,17 @@ from scipy.sparse.csgraph import connected_components
 
 def ascend(y, inverse, lower, upper, step, multipliers, ahead, momentum, count):
     """As `loops.ascend`."""
-    edges = np.arange(len(lower))
-    ones = np.ones(len(lower))
+    edges = len(lower)
+    # One row for each comparison, 1 at its lower end and -1 at its upper end.
     differences = sp.csr_array(
         (
-            np.concatenate([ones, -ones]),
-            (np.concatenate([edges, edges]), np.concatenate([lower, upper])),
+            np.tile([1.0, -1.0], edges),
+            np.stack([lower, upper], axis=1).ravel(),
+            np.arange(0, 2 * edges + 1, 2, dtype=np.int32),
         ),
-        shape=(len(lower), len(y)),
+        shape=(edges, len(y)),
     )
-    gather = differences.T.tocsr()
+    gather = differences.T
     for _ in range(count):
         fit = y - inverse * (gather @ ahead)
         new = np.maximum(ahead + step * (differences @ fit), 0.0)
@@ -49,20 +50,19 @@ def block_means(y, weight, multipliers, threshold, lower, upper, merges):
 
 def running_maximum(values, lower, start):
     """As `loops.running_maximum`. Lists, because single entries of arrays are slow to reach."""
-    raised, below, begin = values.tolist(), lower.tolist(), start.tolist()
-    for i in range(len(raised)):
-        first, last = begin[i], begin[i + 1]
-        if first < last:
-            raised[i] = max(raised[i], *(raised[j] for j in below[first:last]))
+    raised = values.tolist()
+    upper = np.repeat(np.arange(len(values)), np.diff(start))
+    for j, i in zip(lower.tolist(), upper.tolist(), strict=True):
+        if raised[j] > raised[i]:
+            raised[i] = raised[j]
     return np.array(raised)
 
 
 def running_minimum(values, lower, start):
     """As `loops.running_minimum`."""
-    lowered, below, begin = values.tolist(), lower.tolist(), start.tolist()
-    for i in range(len(lowered) - 1, -1, -1):
-        least = lowered[i]
-        for j in below[begin[i] : begin[i + 1]]:
-            if lowered[j] > least:
-                lowered[j] = least
+    lowered = values.tolist()
+    upper = np.repeat(np.arange(len(values)), np.diff(start))
+    for j, i in zip(lower[::-1].tolist(), upper[::-1].tolist(), strict=True):
+        if lowered[j] > lowered[i]:
+            lowered[j] = lowered[i]
     return np.array(lowered)

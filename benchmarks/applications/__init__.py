@@ -1,0 +1,1 @@
+"""Benchmarks of the applications beside their peers."""

@@ -1,0 +1,86 @@
+"""Result files of the applications: what was measured, with what, when."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "applications"
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()}, {os.cpu_count()} cores"
+    except OSError:
+        pass  # not Linux: the name from `platform` has to do
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def load(application: str, part: str) -> dict | None:
+    """What is held of a part: {"made": ..., "records": [...]}, or None."""
+    path = RESULTS / f"{application}_{part}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def save(application: str, part: str, records: list[dict], packages: Sequence[str]) -> None:
+    """Writes the records of a part, in one piece."""
+    made = {
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python -m benchmarks.applications", *sys.argv[1:]]),
+        "cpu": _cpu(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in packages},
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    _write(
+        RESULTS / f"{application}_{part}.json",
+        json.dumps({"made": made, "records": records}, indent=1, allow_nan=False) + "\n",
+    )
+
+
+def save_tables(application: str, text: str) -> Path:
+    """Writes the tables of an application."""
+    path = RESULTS / f"{application}.md"
+    _write(path, text)
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def table(header: Sequence, rows: Sequence[Sequence]) -> str:
+    """A Markdown table; all columns but the first are aligned to the right."""
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in [header, rule, *rows])
+
+
+def origin(application: str, part: str) -> str:
+    """The line that says where a table comes from."""
+    held = load(application, part)
+    if held is None:
+        return "*not measured*"
+    made = held["made"]
+    versions = ", ".join(f"{k} {v}" for k, v in made["versions"].items() if v)
+    return (
+        f"*`benchmarks/results/applications/{application}_{part}.json`, made by "
+        f"`{made['command']}` on {made['date']}: {made['cpu']} (load {made['load']} at the end), "
+        f"Python {made['python']}, {versions}.*"
+    )
