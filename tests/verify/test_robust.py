@@ -277,10 +277,20 @@ def two_inputs() -> bytes:
     return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
 
 
+def half_precision() -> bytes:
+    value = lambda name: onnx.helper.make_tensor_value_info(name, 10, [1, 2])  # noqa: E731
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [value("x")], [value("y")]
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"model": b"rubbish"}, "ONNX"),
+        ({"model": half_precision()}, "float16"),
         ({"model": "missing.onnx"}, "missing.onnx cannot be read"),
         ({"model": two_inputs()}, "The model has 2 inputs"),
         ({"model": linear_model([[1.0, 1.0]], [0.0])}, "one output"),

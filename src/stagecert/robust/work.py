@@ -85,6 +85,9 @@ class Classifier:
             raise ProblemError("The model has one output; it needs one for each class.")
         self._session, inputs = open_session(model)
         ((self._name, self._shape, self._type),) = inputs
+        if self._type == np.float16:
+            # Counterexamples in float32 would be rounded, possibly out of their boxes.
+            raise ProblemError("The model's input is float16; float32 or float64 is needed.")
         if prod(self._shape) != prod(self.shape):
             raise ProblemError(
                 f"The model takes several images at once, {self._shape}; one at a time is needed."
