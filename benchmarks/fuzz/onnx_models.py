@@ -113,7 +113,7 @@ def damaged(rng: random.Random) -> bytes:
     proto = model(rng.choice(NAMES))
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         # Some values are refused by protocol buffers themselves.
-        with contextlib.suppress(ValueError, TypeError):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
             rng.choice(_FAULTS)(rng, proto)
     data = bytearray(proto.SerializeToString())
     for _ in range(rng.choice((0, 0, 0, 1, 2, 8))):

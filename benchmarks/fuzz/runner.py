@@ -22,7 +22,7 @@ from pathlib import Path
 
 # A worker is replaced after this many inputs: JAX keeps what it compiled for each shape.
 PORTION = 1000
-SECONDS = 30.0
+SECONDS = 60.0
 ADDRESS_SPACE = 8 * 2**30
 RESIDENT = 3 * 2**30
 
@@ -142,7 +142,7 @@ def run(kind: str, count: int, seed: int, jobs: int, say=print) -> dict:
             item = [worker, current, results, (-1, time.monotonic()), (begin, end), False]
             running.append(item)
         for item in list(running):
-            worker, current, results, (number, since), (_, end), _ = item
+            worker, current, results, (number, since), (begin, end), _ = item
             try:
                 new, bad, slow, used = results.get(timeout=0.2)
             except queue.Empty:
@@ -158,10 +158,11 @@ def run(kind: str, count: int, seed: int, jobs: int, say=print) -> dict:
                 worker.kill()
                 worker.join()
                 why = "took too long" if late else f"died with {worker.exitcode}"
-                failures.append({"number": max(now, 0), "what": why})
+                failures.append({"number": max(now, begin), "what": why})
                 counts["failure"] += 1
-                if now + 1 < end:
-                    portions.append((max(now, 0) + 1, end))
+                # What it counted before is lost with it.
+                at = max(now, begin)
+                portions += [(b, e) for b, e in ((begin, at), (at + 1, end)) if b < e]
             else:
                 worker.join()
                 counts.update(new)

@@ -119,3 +119,47 @@ def test_signals_leave_a_result(folder, number):
     assert process.returncode == 10
     assert json.loads(out)["answer"] == "unknown"
     assert result.read_text() == "unknown\n"
+
+
+SLOW_WRITER = """
+import sys, time, zipfile
+real = zipfile.ZipFile.close
+def close(self):
+    if "late.cert" in str(self.filename) and self.fp is not None:
+        print("writing", file=sys.stderr, flush=True)
+        time.sleep(60)
+    real(self)
+zipfile.ZipFile.close = close
+from stagecert.cli import main
+main()
+"""
+
+
+def test_a_signal_while_the_certificate_is_written_leaves_the_answer(folder):
+    """The answer stands; of the certificate there is nothing, not even a part."""
+    proof, result = folder / "late.cert", folder / "late.txt"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_WRITER, "verify", str(folder / "model.onnx"),
+         str(folder / "holds.vnnlib"), "--certificate", str(proof), "--result", str(result)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder),
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip() == "writing":
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (4, "unsat\n")
+    assert "late.cert was not written" in err
+    assert result.read_text() == "unsat\n"
+    assert [path for path in folder.iterdir() if "late.cert" in path.name] == []
+
+
+def test_bad_options(folder):
+    done = run(folder, "model.onnx", "holds.vnnlib", "--timeout", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--timeout must be positive" in done.stderr
+    done = run(folder, "model.onnx", "holds.vnnlib", "--result", folder / "no" / "where.txt")
+    assert done.returncode == 2
+    assert done.stdout == "unsat\n"
+    assert "cannot be written" in done.stderr

@@ -218,7 +218,8 @@ def set_up_jax() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(Path(home) / "stagecert" / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    # There are many small programs, one for each kind of layer.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _write_certificate(path: Path, model: Path, property: Path, verdict, say) -> bool:
