@@ -1,10 +1,11 @@
 """The edge dual of least squares on a partial order, for all losses that fit means.
 
 The dual has one multiplier for each comparison and separable terms; accelerated ascent with a step
-for each comparison climbs it. Two things make it fast. Comparisons that hold with room to spare
-leave the iteration for a while, which also lengthens the steps of the others. And the fit is read
-off the *blocks* that positive multipliers join, by averaging over each: its error is then of second
-order in that of the multipliers, where repairing the dual's own fit costs first order.
+for each comparison climbs it. Two things make it fast. Comparisons that hold by more than the fit
+moved lately leave the iteration for a while, which also lengthens the steps of the others. And the
+fit is read off the *blocks* that positive multipliers join, by averaging over each: its error is
+then of second order in that of the multipliers, where repairing the dual's own fit costs first
+order.
 """
 
 import time
@@ -26,8 +27,6 @@ from stagecert.applications.isotonic.sweeps import (
 _CHUNK = 25
 # How many times neighbouring blocks in the wrong order are merged before the rest is repaired.
 _MERGES = 8
-# A comparison leaves the iteration when it holds by this many times what the fit moved lately.
-_ROOM = 3.0
 # Accelerated gradient steps on a quadratic are stable up to 4/3 of the safe step; this is dropped
 # as soon as the dual falls.
 _STRETCH = 1.25
@@ -84,15 +83,15 @@ def solve_dual(
         multipliers = np.zeros(edges)
         multipliers[work.index] = work.multipliers
         towards = y - inverse * net_outflow(order, multipliers)
-        # The dual value of least squares; weight @ (y - towards) is zero but for rounding.
-        before, dual = dual, float((weight * (y - towards)) @ (y + towards - 2 * middle))
+        # The dual value of least squares; weight * (y - towards) adds up to zero but for rounding.
+        before, dual = dual, _total(weight * (y - towards) * (y + towards - 2 * middle))
         if dual < before:
             stretch = 1.0
         last = not edges or iterations >= max_iterations or time.perf_counter() > deadline
         # While the dual still climbs by more than the gap asked for, no fit can close the gap.
         if last or dual - before <= max(tolerance.allowed(dual + within), _FINEST * dual):
             fit = _feasible(order, y, weight, multipliers, towards, speck)
-            gap = float(weight @ (fit - y) ** 2) - dual
+            gap = _total(weight * (fit - y) ** 2) - dual
             last = last or gap <= _FINEST * dual
             if samples.loss.name == "squared":
                 threshold = min(threshold, tolerance.allowed(dual + within))
@@ -101,14 +100,18 @@ def solve_dual(
                 if tolerance.reached(best) or last:
                     return best.ended(tolerance, iterations, max_iterations, deadline)
                 threshold = 0.5 * gap
-        if iterations % (2 * _CHUNK) == 0:
-            ahead = np.zeros(edges)
-            ahead[work.index] = work.ahead
-            room = _ROOM * np.sqrt(np.mean((towards - moved_from) ** 2))
-            near = towards[order.upper] - towards[order.lower] < room
-            index = np.flatnonzero(near | (multipliers > 0) | (ahead > 0))
-            work = _working(order, inverse, index, multipliers, ahead, stretch)
+        ahead = np.zeros(edges)
+        ahead[work.index] = work.ahead
+        room = np.sqrt(np.mean((towards - moved_from) ** 2))
+        near = towards[order.upper] - towards[order.lower] < room
+        index = np.flatnonzero(near | (multipliers > 0) | (ahead > 0))
+        work = _working(order, inverse, index, multipliers, ahead, stretch)
         moved_from = towards
+
+
+def _total(terms: np.ndarray) -> float:
+    """The sum; a dot product would wake the threads of the linear algebra library for nothing."""
+    return float(np.sum(terms))
 
 
 def _feasible(order: Order, y, weight, multipliers, towards, speck) -> np.ndarray:
@@ -121,7 +124,7 @@ def _feasible(order: Order, y, weight, multipliers, towards, speck) -> np.ndarra
     if wrong:
         averaged = running_maximum(averaged, order.lower, order.start)
     fits = (averaged, repaired)
-    return min(fits, key=lambda fit: float(weight @ (fit - y) ** 2))
+    return min(fits, key=lambda fit: _total(weight * (fit - y) ** 2))
 
 
 def _certified(samples: Samples, multipliers, fit) -> tuple[np.ndarray, np.ndarray, float, float]:
