@@ -1004,3 +1004,14 @@ def test_networks_in_the_data_folder():
             truth = run([x[k].reshape(s) for x, s in zip(xs, shapes, strict=True)])
             truth = np.concatenate([np.ravel(y) for y in truth])
             assert np.abs(ours[k] - truth).max() <= 1e-5 * np.abs(truth).max(), path
+
+
+def test_constants_may_not_add_up_to_too_much(monkeypatch):
+    from stagecert.networks import onnx as reader
+
+    monkeypatch.setattr(reader, "LARGEST_COMPUTED", 5000)
+    g = Graph(17, x=["batch", 10])
+    y = "x"
+    for _ in range(8):
+        y = g("Add", y, g("ReduceSum", g("Expand", number(1), ints(100, 10)), ints(0), keepdims=0))
+    assert "entries, more than" in refusal(g)

@@ -33,6 +33,7 @@ from stagecert.networks.onnx_constants import constant, fold, stored
 from stagecert.networks.onnx_nodes import (
     CONVERTERS,
     LARGEST,
+    LARGEST_COMPUTED,
     Call,
     Draft,
     Item,
@@ -249,6 +250,7 @@ class _Conversion:
         self._roots: list[Value] = []
         self._added: list[list[Value]] = []
         self._stored: dict[str, int] = {}
+        self._left = LARGEST_COMPUTED  # entries of constants, all nodes together
         self._initializers()
         self._inputs(batched)
         needed = self._needed()
@@ -374,7 +376,9 @@ class _Conversion:
                 array = constant(attributes)
                 self._keep(node.output[0], array)
                 return [array], []
-            return fold(node, inputs, attributes, self.opset), []
+            made = fold(node, inputs, attributes, self.opset, self._left)
+            self._left -= sum(array.size for array in made)
+            return made, []
         # An output that nothing reads is as good as left out.
         outputs = [name if name in self._read else "" for name in node.output]
         call = Call(self.draft, node.op_type, node.name, inputs, attributes, self.opset, outputs)

@@ -67,13 +67,17 @@ def constant(attributes: dict) -> np.ndarray:
 
 
 def fold(
-    node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], attributes: dict, opset: int
+    node: onnx.NodeProto,
+    inputs: Sequence[np.ndarray | None],
+    attributes: dict,
+    opset: int,
+    limit: int = LARGEST_COMPUTED,
 ) -> list[np.ndarray]:
-    """The outputs of a node whose inputs are all constant."""
+    """The outputs of a node whose inputs are all constant; at most `limit` entries."""
     if node.op_type not in _FOLDED:
         raise Refused("is not supported, not even for constants")
     known = [x for x in inputs if x is not None]
-    check_size([_size(node.op_type, known, attributes)], LARGEST_COMPUTED)
+    check_size([_size(node.op_type, known, attributes)], limit)
     names = [f"x{k}" if x is not None else "" for k, x in enumerate(inputs)]
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
