@@ -23,7 +23,7 @@ from stagecert.rigor.numbers import LARGEST, Arithmetic
 
 # A computed slip is a sum of up to billions of terms: it may itself be rounded by less than this.
 _GENEROUS = 1 + 1e-6
-_ENTRIES_AT_ONCE = 2**20  # of a cotangent with many rows: more fall out of the caches
+_ENTRIES_AT_ONCE = 2**16  # of a cotangent with many rows: more fall out of the caches
 
 Lines = tuple[Any, Any, Any, Any]  # low_slope, low_offset, high_slope, high_offset
 
