@@ -302,6 +302,11 @@ def test_pages_of_networks(page):
     run_page(f"docs/{page}.md")
 
 
+def test_page_of_isotonic_regression():
+    names = run_page("docs/isotonic.md")
+    assert names["model"].gap_ <= 1e-6 * names["model"].bound_
+
+
 def test_extending():
     names = run_page("docs/extending.md")
     assert_between(names["solution"], 2.25)

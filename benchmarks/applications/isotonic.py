@@ -16,6 +16,7 @@ from stagecert.applications import isotonic
 from stagecert.applications.isotonic import fitting, flows, loops, vectorised
 
 PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "PyMaxflow", "clarabel", "jax")
+PAGE = records.ROOT / "docs" / "isotonic.md"
 SIZES = (1_000, 10_000, 100_000)
 REPEATS = 5
 # Ascent steps in one measurement of the loops.
@@ -376,56 +377,65 @@ def _peers_table() -> str:
     return records.table(["instance", *names, "ratio 1e-4", "ratio 1e-6"], lines)
 
 
+def _losses_table() -> str:
+    return records.table(
+        ["order, loss", "engine", "seconds", "relative gap"],
+        [
+            [
+                f"{r['kind']}, {r['loss']}",
+                r["engine"],
+                f"{r['cpu']:.2f}",
+                f"{r['relative_gap']:.1e}",
+            ]
+            for r in _of("losses")
+        ],
+    )
+
+
+def _chain_table() -> str:
+    return records.table(
+        ["method", "seconds", "largest difference"],
+        [[r["method"], f"{r['cpu']:.4f}", f"{r['largest_difference']:.1e}"] for r in _of("chain")],
+    )
+
+
+def _orders_table() -> str:
+    return records.table(
+        ["points", "dimensions", "comparisons", "seconds"],
+        [
+            [f"{r['count']:,}", r["dimensions"], f"{r['comparisons']:,}", f"{r['cpu']:.2f}"]
+            for r in _of("orders")
+        ],
+    )
+
+
+def _loops_table() -> str:
+    return records.table(
+        ["what", "order", "how", "milliseconds"],
+        [[r["what"], r["kind"], r["how"], f"{1e3 * r['cpu']:.2f}"] for r in _of("loops")],
+    )
+
+
+TABLES = {
+    "peers": ("Least squares beside peers", _peers_table),
+    "losses": ("Every loss at 100,000 points, certified 1e-6, by SciPy's flows", _losses_table),
+    "chain": ("A total order of 100,000 points", _chain_table),
+    "orders": ("Cover relations of random points", _orders_table),
+    "loops": ("Loops at 100,000 points", _loops_table),
+}
+
+
 def tables() -> str:
-    """All tables of the application."""
+    """All tables of the application; those that the page of the documentation has, there too."""
     sections = ["# Isotonic regression", "", "Seconds of CPU, least of several runs.", ""]
-
-    def add(title, part, text):
-        sections.extend([f"## {title}", "", text, "", records.origin("isotonic", part), ""])
-
-    add("Least squares beside peers", "peers", _peers_table())
-    worst = max((r["relative_gap"] for r in _of("peers") if r["method"] == "dual, 1e-6"), default=0)
-    sections.extend([f"Largest certified relative gap of `dual, 1e-6`: {worst:.1e}.", ""])
-    add(
-        "Every loss at 100,000 points, certified 1e-6, SciPy's flows",
-        "losses",
-        records.table(
-            ["order, loss", "engine", "seconds", "relative gap", "status"],
-            [
-                [f"{r['kind']}, {r['loss']}", r["engine"], f"{r['cpu']:.2f}",
-                 f"{r['relative_gap']:.1e}", r["status"]]
-                for r in _of("losses")
-            ],
-        ),
-    )  # fmt: skip
-    add(
-        "A total order of 100,000 points",
-        "chain",
-        records.table(
-            ["method", "seconds", "largest difference"],
-            [
-                [r["method"], f"{r['cpu']:.4f}", f"{r['largest_difference']:.1e}"]
-                for r in _of("chain")
-            ],
-        ),
-    )
-    add(
-        "Cover relations of random points",
-        "orders",
-        records.table(
-            ["points", "dimensions", "comparisons", "seconds"],
-            [
-                [f"{r['count']:,}", r["dimensions"], f"{r['comparisons']:,}", f"{r['cpu']:.2f}"]
-                for r in _of("orders")
-            ],
-        ),
-    )
-    add(
-        "Loops at 100,000 points",
-        "loops",
-        records.table(
-            ["what", "order", "how", "milliseconds"],
-            [[r["what"], r["kind"], r["how"], f"{1e3 * r['cpu']:.2f}"] for r in _of("loops")],
-        ),
-    )
+    page = PAGE.read_text()
+    for part, (title, make) in TABLES.items():
+        text = f"{make()}\n\n{records.origin('isotonic', part)}"
+        sections += [f"## {title}", "", text, ""]
+        mark = f"<!-- isotonic {part} -->"
+        if mark in page:
+            before, rest = page.split(mark, 1)
+            after = rest.split("<!-- end -->", 1)[1]
+            page = f"{before}{mark}\n\n{text}\n\n<!-- end -->{after}"
+    PAGE.write_text(page)
     return "\n".join(sections)
