@@ -60,6 +60,7 @@ def test_default_reaches_the_asked_gap_on_the_zoo(case):
         "safe",
         "polish",
         "slope_ascent",
+        "damped",
         (Greedy(), Accelerated()),
     ],
     ids=str,

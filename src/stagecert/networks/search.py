@@ -103,7 +103,7 @@ def hints(problem: Problem):
 def default_solvers(steps: int | None = None) -> tuple:
     """Damped greedy steps, then polishing where those stall."""
     del steps
-    return Damped(hints=hints, patience=40), Polish()
+    return Damped(hints=hints, patience=100), Polish()
 
 
 class Lanes(eqx.Module):

@@ -6,7 +6,8 @@ max(x) = max over weights w of w . x, and each step moves w towards the weights 
 w <- projection of w + x / width, a proximal step on the dual side, which is free because x is known
 from the forward pass. The width of each piece grows with how much its own x has jumped so far (as
 in AdaGrad), so steps shrink where, and only where, the search still oscillates. The point goes to
-the corner, from the fourth step on half of the way, which settles what the curved stages do.
+the corner, from the fourth step on half of the way, and less and less: it becomes an average of the
+corners, which settles what curved stages do and finds the kinks, where no corner is.
 
 A step costs two passes, whatever happens: one forward, one back.
 """
@@ -61,7 +62,8 @@ class Damped(AbstractSolver):
         rate: how far the slopes move: a piece whose arguments differ by `base` times its unit moves
             them by rate / 2.
         base: share of a piece's unit that counts as a small difference.
-        whole: how many steps go all the way to the corner; later ones go half of the way.
+        whole: how many steps go all the way to the corner.
+        settle: of the later steps, the k-th goes settle / (settle + k) / 2 of the way.
     """
 
     name: ClassVar[str] = "damped"
@@ -69,6 +71,7 @@ class Damped(AbstractSolver):
     rate: float = 1.4
     base: float = 0.08
     whole: int = 3
+    settle: float = 10.0
     patience: int = 8
     progress: float = 0.9
 
@@ -94,7 +97,8 @@ class Damped(AbstractSolver):
         return DampedState(point, corner, memory, jnp.zeros((), jnp.int32)), found
 
     def step(self, problem, state: DampedState):
-        share = jnp.where(state.count <= self.whole, 1.0, 0.5)
+        late = jnp.maximum(state.count - self.whole, 0)
+        share = jnp.where(late == 0, 1.0, 0.5 * self.settle / (self.settle + late))
         point = tree.between(
             state.point, state.corner, share.astype(jax.tree.leaves(state.point)[0].dtype)
         )
