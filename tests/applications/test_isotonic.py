@@ -409,6 +409,7 @@ def test_auto_turns_to_cuts_where_the_ascent_is_slow():
         (dict(y=["a", "b", "c"]), "y must hold numbers"),
         (dict(y=[[1.0], [2.0], [3.0]]), "y must be one-dimensional"),
         (dict(y=[]), "y is empty"),
+        (dict(y=[1.0, 2.0]), "y has 2 entries, but the order has 3 nodes"),
         (dict(y=[1.0, 1e200, 2.0]), "scale the data"),
         (dict(weight=[1.0, 1.0]), r"weight has shape \(2,\), but y has shape \(3,\)"),
         (dict(weight=[1.0, -1.0, 1.0]), r"weight\[1\] = -1.0"),

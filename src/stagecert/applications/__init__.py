@@ -4,6 +4,10 @@ Each is imported when it is first used, since each has dependencies of its own (
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stagecert.applications import isotonic
 
 __all__ = ["isotonic"]
 

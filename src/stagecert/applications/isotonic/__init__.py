@@ -1,8 +1,13 @@
 """Isotonic regression on total and partial orders, with a proven bound whatever the loss."""
 
+from typing import TYPE_CHECKING
+
 from stagecert.applications.isotonic.fitting import ENGINES, IsotonicFit, fit
 from stagecert.applications.isotonic.losses import LOSSES
 from stagecert.applications.isotonic.orders import Order, chain, coordinatewise, from_comparisons
+
+if TYPE_CHECKING:
+    from stagecert.applications.isotonic.estimator import IsotonicRegression
 
 __all__ = [
     "ENGINES",

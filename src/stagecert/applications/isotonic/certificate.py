@@ -20,6 +20,8 @@ from stagecert.applications.isotonic.losses import ROUNDING, Loss
 from stagecert.applications.isotonic.orders import Order
 
 _EPS = float(np.finfo(float).eps)
+# More than a term loses where it underflows; other rounding is relative.
+_TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Samples:
         z = fit[self.node]
         total = math.fsum((self.weight * self.loss.value(self.y, z)).tolist())
         slack = ROUNDING * float(np.sum(self.weight * self.loss.size(self.y, z)))
-        return float(np.nextafter(total + 1.001 * slack, np.inf))
+        return float(np.nextafter(total + 1.001 * slack + _TINY * len(z), np.inf))
 
     def clipped(self, fit: np.ndarray) -> np.ndarray:
         """The fit within the bounds."""
@@ -112,7 +114,8 @@ def lower_bound(samples: Samples, multipliers: np.ndarray, fit: np.ndarray) -> f
     )
     if not (np.all(np.isfinite(terms)) and np.isfinite(charge)):
         return -np.inf
-    return float(np.nextafter(math.fsum(terms.tolist()) - 1.001 * float(charge), -np.inf))
+    slack = 1.001 * float(charge) + _TINY * len(terms)
+    return float(np.nextafter(math.fsum(terms.tolist()) - slack, -np.inf))
 
 
 def _shared(samples: Samples, outflow: np.ndarray, fit: np.ndarray) -> np.ndarray:

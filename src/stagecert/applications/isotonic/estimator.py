@@ -37,8 +37,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         rtol, atol: the gap asked for, relative to the bound and absolute.
         engine: "auto", "pava", "dual", "cuts" (exact) or "stagewise"; see
             `stagecert.applications.isotonic.fit`.
-        max_iter: limit on the steps of the engine.
-        time_limit: limit in seconds.
+        max_iter, time_limit: limits on the steps and the seconds of "dual" and "stagewise".
 
     Attributes:
         objective_: the weighted sum of the losses at the fit.

@@ -98,7 +98,8 @@ def fit(
         engine: "auto" picks by structure: "pava" on total orders; "dual" for losses that fit means
             (squared, logistic, poisson) on large orders; exact minimum "cuts" otherwise, and
             whenever asked for; "stagewise" for functions.
-        max_iterations, time_limit: limits, in steps of the engine and in seconds.
+        max_iterations, time_limit: limits on the steps and the seconds of "dual" and "stagewise".
+            (The exact engines finish what they began.)
 
     Raises:
         ProblemError: bad input; the entry is named.
@@ -202,6 +203,10 @@ def _checked_tolerance(atol, rtol) -> Tolerance:
 
 def _checked_samples(y, node, weight, count: int, loss):
     y = _vector("y", y)
+    if node is None and len(y) != count:
+        raise ProblemError(
+            f"y has {len(y)} entries, but the order has {count} nodes; say which by `node`."
+        )
     node = np.arange(len(y)) if node is None else np.asarray(node)
     weight = np.ones(len(y)) if weight is None else _vector("weight", weight)
     for name, part in (("node", node), ("weight", weight)):
