@@ -72,8 +72,8 @@ def _cpu() -> str:
         return platform.machine()
 
 
-def _load(tool: str, network: str) -> dict | None:
-    path = RESULTS / f"{tool}_{network}.json"
+def _load(results: Path, tool: str, network: str) -> dict | None:
+    path = results / f"{tool}_{network}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -81,7 +81,7 @@ def _share(passes, limit) -> str:
     return f"{100 * np.mean(np.asarray(passes) <= limit):.1f}"
 
 
-def tables() -> str:
+def tables(results: Path) -> str:
     """Markdown tables from the result files."""
     lines = [
         "Passes and CPU time to a certified gap (nonconvex; 9 objectives an image).",
@@ -91,7 +91,7 @@ def tables() -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in NETWORKS:
-        ours = _load("stagecert", name)
+        ours = _load(results, "stagecert", name)
         if ours is None:
             continue
         count = 9 * ours["images"]
@@ -118,9 +118,9 @@ def tables() -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in NETWORKS:
-        ours = _load("stagecert", name)
+        ours = _load(results, "stagecert", name)
         for peer in PEERS:
-            theirs = _load(peer, name)
+            theirs = _load(results, peer, name)
             if theirs is None or (ours is None and theirs.get("settings")):
                 continue
             if not theirs.get("settings"):
@@ -159,12 +159,16 @@ def main() -> None:
     parser.add_argument("--tolerances", nargs="+", default=["1e-2", "1e-3", "1e-4"])
     parser.add_argument("--cpu", type=int, default=0, help="the CPU to run on")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="the folder to write to; one for each machine"
+    )
     parser.add_argument("--tables", action="store_true", help="run nothing, write the tables")
     options = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    results = options.results
+    results.mkdir(parents=True, exist_ok=True)
     for network in [] if options.tables else options.networks:
         for tool in options.tools:
-            out = RESULTS / f"{tool}_{network}.json"
+            out = results / f"{tool}_{network}.json"
             if options.missing and out.exists():
                 continue
             print(f"{tool} on {network}", flush=True)
@@ -175,8 +179,8 @@ def main() -> None:
                 images = options.peer_images or options.images
                 module = f"benchmarks.networks.peers.{tool}"
                 _run(options.peers_python, module, network, images, out, PEERS[tool], options.cpu)
-    text = tables()
-    (RESULTS / "tables.md").write_text(text)
+    text = tables(results)
+    (results / "tables.md").write_text(text)
     print(text)
 
 
