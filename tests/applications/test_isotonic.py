@@ -376,6 +376,15 @@ def test_loops_are_compiled():
 # -- limits and bad input -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("loss", isotonic.LOSSES)
+@pytest.mark.parametrize("y", [[0.25, 0.5, 0.5, 0.75], [1.0, 1.0, 1.0, 1.0]])
+def test_perfect_fits_are_recognised(loss, y):
+    order, number = isotonic.from_comparisons([(0, 1), (0, 2), (1, 3), (2, 3)], 4)
+    found = isotonic.fit(y, order, node=number, loss=loss)
+    assert found.status is Status.GAP_REACHED
+    assert found.fitted[number].tolist() == y
+
+
 def test_limits_are_kept_and_said():
     rng = np.random.default_rng(12)
     pairs = grid_pairs(30, 30)

@@ -34,7 +34,8 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
             and "upper" are the least and the greatest monotone function through the fit, "middle"
             is halfway. "auto" is "linear" for one feature and "middle" otherwise. All are monotone
             and agree with the fit at the samples.
-        rtol, atol: the gap asked for, relative to the bound and absolute.
+        rtol, atol: the gap asked for, relative to the bound and absolute. By default atol is a
+            thousandth of rtol times the loss of a constant, for fits that are (almost) perfect.
         engine: "auto", "pava", "dual", "cuts" (exact) or "stagewise"; see
             `stagecert.applications.isotonic.fit`.
         max_iter, time_limit: limits on the steps and the seconds of "dual" and "stagewise".
@@ -71,7 +72,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         y_max: float | None = None,
         extension: str = "auto",
         rtol: float = 1e-6,
-        atol: float = 0.0,
+        atol: float | None = None,
         engine: str = "auto",
         max_iter: int = 20_000,
         time_limit: float | None = None,

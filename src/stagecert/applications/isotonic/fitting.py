@@ -75,7 +75,7 @@ def fit(
     delta: float = 1.0,
     y_min: float | None = None,
     y_max: float | None = None,
-    atol: float = 0.0,
+    atol: float | None = None,
     rtol: float = 1e-6,
     engine: str = "auto",
     max_iterations: int = 20_000,
@@ -94,7 +94,9 @@ def fit(
         quantile, delta: parameters of the losses "quantile" and "huber".
         y_min, y_max: bounds on the fit. A function as loss has the range of y by default; the other
             losses need no bounds.
-        atol, rtol: stop when value - bound <= atol + rtol * |bound|.
+        atol, rtol: stop when value - bound <= atol + rtol * |bound|. By default atol is 1e-3 * rtol
+            times the loss of the constant in the middle of the targets: the optimum may be zero,
+            where rtol alone asks for what rounding does not give.
         engine: "auto" picks by structure: "pava" on total orders; "dual" for losses that fit means
             (squared, logistic, poisson) on large orders; exact minimum "cuts" otherwise, and
             whenever asked for; "stagewise" for functions.
@@ -110,7 +112,7 @@ def fit(
     [1.0, 2.5, 2.5, 4.0]
     """
     begin = time.perf_counter()
-    tolerance = _checked_tolerance(atol, rtol)
+    _check_tolerances(atol, rtol)
     chosen = loss if callable(loss) else named_loss(loss, quantile=quantile, delta=delta)
     y, node, weight = _checked_samples(y, node, weight, order.count, chosen)
     low, high = _range(y, y_min, y_max, chosen)
@@ -119,6 +121,9 @@ def fit(
             f"y from {low:g} to {high:g}, weights up to {np.max(weight):g}: losses this large "
             "overflow; scale the data."
         )
+    if atol is None:
+        atol = 1e-3 * rtol * _scale(chosen, y, weight, 0.5 * (low + high))
+    tolerance = Tolerance(float(atol), float(rtol))
     name = _picked(engine, order, chosen, bool(np.all(np.bincount(node, minlength=order.count))))
     limit = np.inf if time_limit is None else begin + time_limit
     if name == "stagewise":
@@ -194,11 +199,20 @@ def _no_function(loss: Loss):
     )
 
 
-def _checked_tolerance(atol, rtol) -> Tolerance:
-    for name, value in (("atol", atol), ("rtol", rtol)):
+def _check_tolerances(atol, rtol) -> None:
+    for name, value in (("atol", 0.0 if atol is None else atol), ("rtol", rtol)):
         if not (np.isreal(value) and 0 <= value < np.inf):
             raise ProblemError(f"{name} = {value!r}: it must be a number that is not negative.")
-    return Tolerance(float(atol), float(rtol))
+
+
+def _scale(loss, y, weight, middle: float) -> float:
+    """The size of the losses of a constant; at least the smallest that is not lost in rounding."""
+    if isinstance(loss, Loss):
+        sizes = loss.size(y, np.full_like(y, middle))
+    else:
+        sizes = np.abs(np.asarray(loss(np.full_like(y, middle), y)))
+    total = float(np.sum(weight * np.where(np.isfinite(sizes), sizes, 0.0)))
+    return max(total, 1e-280)
 
 
 def _checked_samples(y, node, weight, count: int, loss):

@@ -138,13 +138,13 @@ class Logistic(Loss):
         _name_first(y, (y < 0) | (y > 1), "the logistic loss needs targets between 0 and 1")
 
     def value(self, y, z):
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ones = np.where(y > 0, -y * np.log(z), 0.0)
             zeros = np.where(y < 1, -(1.0 - y) * np.log1p(-z), 0.0)
         return ones + zeros
 
     def _terms(self, y, z):
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.where(y > 0, -y / z, 0.0), np.where(y < 1, (1.0 - y) / (1.0 - z), 0.0)
 
     def slopes(self, y, z):
@@ -159,12 +159,13 @@ class Logistic(Loss):
         # The root of tilt z^2 - (tilt + 1) z + y in [0, 1], without cancellation.
         middle = tilt + 1.0
         root = np.sqrt(np.maximum(middle**2 - 4.0 * tilt * y, 0.0))
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             least = np.where(middle >= 0, 2.0 * y / (middle + root), (middle - root) / (2.0 * tilt))
         return np.clip(np.where(np.isnan(least), y, least), low, high)
 
     def curvature(self, z):
-        inside = (z > 0) & (z < 1)
+        # Also 0 where it would overflow: the multiplier it scales is no more than rounding there.
+        inside = (z > 1e-300) & (z < 1)
         return np.where(inside, 1.0 / np.where(inside, z * (1.0 - z), 1.0), 0.0)
 
 
@@ -179,7 +180,7 @@ class Poisson(Loss):
         _name_first(y, y < 0, "the Poisson loss needs targets that are not negative")
 
     def _logarithm(self, y, z):
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / z), 0.0)
 
     def value(self, y, z):
@@ -190,17 +191,18 @@ class Poisson(Loss):
         return np.abs(z - y) + np.abs(self._logarithm(y, z)) + y
 
     def slopes(self, y, z):
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             slope = np.where(y > 0, (z - y) / z, 1.0)
         return slope, slope
 
     def tilted(self, y, tilt, low, high):
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             least = np.where(tilt > -1.0, y / (1.0 + tilt), high)
         return np.clip(least, low, high)
 
     def curvature(self, z):
-        return np.where(z > 0, 1.0 / np.where(z > 0, z, 1.0), 0.0)
+        inside = z > 1e-300
+        return np.where(inside, 1.0 / np.where(inside, z, 1.0), 0.0)
 
 
 def _name_first(y, wrong, what: str) -> None:
