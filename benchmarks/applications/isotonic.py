@@ -242,6 +242,8 @@ def run_orders() -> list[dict]:
     """Cover relations of random points."""
     rng = np.random.default_rng(0)
     found = []
+    for dimensions in (2, 3):
+        isotonic.coordinatewise(rng.random((100, dimensions)))  # compiles
     for count in (1_000, 10_000, 100_000):
         for dimensions in (2, 3, 4):
             if count * dimensions > 300_000:

@@ -22,7 +22,8 @@ def ascend(y, inverse, lower, upper, step, multipliers, ahead, momentum, count):
         fit = y - inverse * (gather @ ahead)
         new = np.maximum(ahead + step * (differences @ fit), 0.0)
         change = new - multipliers
-        uphill = (new - ahead) @ change
+        # Not a dot product, which would wake the threads of the linear algebra library.
+        uphill = np.sum((new - ahead) * change)
         following = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum * momentum))
         ahead[:] = new + ((momentum - 1.0) / following) * change
         multipliers[:] = new
