@@ -18,6 +18,7 @@ from stagecert.applications import isotonic
 from stagecert.applications.isotonic import (
     certificate,
     compiling,
+    dual,
     extension,
     fitting,
     flows,
@@ -156,6 +157,27 @@ def test_large_orders_equal_clarabel(kind, count, engine):
     problem = cp.Problem(cp.Minimize(cp.sum_squares(z - y)), [z[pairs[:, 0]] <= z[pairs[:, 1]]])
     problem.solve(solver=cp.CLARABEL, tol_gap_rel=1e-9, tol_gap_abs=1e-9)
     assert_certified(found, float(problem.value))
+
+
+def test_orders_close_to_a_chain_start_from_their_paths(monkeypatch):
+    rng = np.random.default_rng(15)
+    pairs = grid_pairs(2, 1000)
+    y = np.tile(np.arange(1000) / 500, 2) + rng.normal(0, 0.2, 2000)
+    weight = rng.uniform(0.5, 2, 2000)
+    order, number = isotonic.from_comparisons(pairs, 2000)
+    found = isotonic.fit(y, order, node=number, weight=weight, engine="dual")
+    exact = isotonic.fit(y, order, node=number, weight=weight, engine="cuts")
+    assert_certified(found, exact.value)
+    with monkeypatch.context() as patch:
+        patch.setattr(dual, "_NARROW", np.inf)
+        plain = isotonic.fit(y, order, node=number, weight=weight, engine="dual")
+    assert found.iterations < plain.iterations
+    # On one path it is the optimum itself.
+    alone = isotonic.fit(y[:1000], isotonic.chain(1000), weight=weight[:1000], engine="dual")
+    assert alone.iterations == 25
+    assert alone.value == pytest.approx(
+        isotonic.fit(y[:1000], isotonic.chain(1000), weight=weight[:1000]).value, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -141,3 +141,60 @@ def ascend(y, inverse, lower, upper, step, multipliers, ahead, momentum, count):
         # The step went against the momentum: start it again (O'Donoghue and Candes 2015).
         momentum = 1.0 if uphill < 0.0 else following
     return momentum
+
+
+@compiled
+def path_cover(count, lower, upper, from_last):
+    """Disjoint paths through all nodes: the comparison to the next node of each, -1 at the ends.
+
+    Takes comparisons as they come (or from the last one) if both ends are still free. Also returns
+    which nodes start a path.
+    """
+    edges = len(lower)
+    following = np.full(count, -1, np.int64)
+    starts = np.ones(count, np.bool_)
+    for k in range(edges):
+        e = edges - 1 - k if from_last else k
+        if following[lower[e]] < 0 and starts[upper[e]]:
+            following[lower[e]] = e
+            starts[upper[e]] = False
+    return following, starts
+
+
+@compiled
+def pool_paths(y, weight, upper, following, starts, multipliers):
+    """Sets the multipliers on paths to the best ones: pools adjacent violators on each path."""
+    count = len(y)
+    node = np.empty(count, np.int64)
+    first = np.empty(count + 1, np.int64)
+    total = np.empty(count)
+    mass = np.empty(count)
+    for start in range(count):
+        if not starts[start] or following[start] < 0:
+            continue
+        length, blocks = 0, 0
+        i = start
+        while True:
+            node[length] = i
+            total[blocks], mass[blocks], first[blocks] = weight[i] * y[i], weight[i], length
+            blocks += 1
+            length += 1
+            while blocks > 1 and total[blocks - 2] * mass[blocks - 1] >= (
+                total[blocks - 1] * mass[blocks - 2]
+            ):
+                total[blocks - 2] += total[blocks - 1]
+                mass[blocks - 2] += mass[blocks - 1]
+                blocks -= 1
+            if following[i] < 0:
+                break
+            i = upper[following[i]]
+        first[blocks] = length
+        for block in range(blocks):
+            mean = total[block] / mass[block]
+            passed = 0.0
+            for place in range(first[block], first[block + 1]):
+                i = node[place]
+                passed += weight[i] * (y[i] - mean)
+                if following[i] >= 0:
+                    within = place + 1 < first[block + 1]
+                    multipliers[following[i]] = max(passed, 0.0) if within else 0.0
