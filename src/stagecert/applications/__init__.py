@@ -7,9 +7,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stagecert.applications import isotonic
+    from stagecert.applications import control, isotonic
 
-__all__ = ["isotonic"]
+__all__ = ["control", "isotonic"]
 
 
 def __getattr__(name: str):

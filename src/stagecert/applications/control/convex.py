@@ -1,0 +1,208 @@
+"""Convex stage costs and dynamics in a wedge, as a stagewise problem of the library's core.
+
+The horizon is one scanned stage: it compiles as one step, and memory is linear in the horizon.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import stagecert as sc
+from stagecert.applications.control.linear import checked_numbers
+from stagecert.errors import ProblemError
+
+
+@dataclass(frozen=True, eq=False)
+class ConvexControl:
+    """Minimises sum_t cost(x_{t+1}, u_t) where lower(x_t, u_t) <= x_{t+1} <= upper(x_t, u_t).
+
+    Functions are JAX functions of one time's state (n,) and inputs (m,). Solves with the same
+    functions and shapes compile once, whatever the numbers are.
+
+    Args:
+        cost: (x_{t+1}, u_t) -> number, convex. With `params`: (params_t, x_{t+1}, u_t).
+        lower: (x_t, u_t) -> state, convex in every entry. With `params`: (params_t, x_t, u_t).
+        upper: likewise, concave. None: the next state equals `lower`, which must be affine.
+        initial: the state x_0, (n,).
+        horizon: how many steps.
+        params: arrays with a leading axis of times.
+        low, high: a box for the inputs, finite: a number, (m,) or (T, m).
+        radius: a ball for the inputs of each step: a number or (T,). Not together with a box.
+        middle: the ball's middle, (m,) or (T, m).
+        state_curvature, input_curvature: numbers c >= 0, or arrays of shape (n,) or (T, n), (m,) or
+            (T, m), such that the cost less 1/2 sum(c x^2) and 1/2 sum(c u^2) is still convex: the
+            better these are, the sooner the gap is proven to be small.
+        state_box: (lowest, highest) states that any feasible trajectory stays between; optional.
+    """
+
+    cost: Callable
+    lower: Callable
+    upper: Callable | None
+    initial: Any
+    horizon: int
+    params: Any = field(default=None, kw_only=True)
+    low: Any = field(default=None, kw_only=True)
+    high: Any = field(default=None, kw_only=True)
+    radius: Any = field(default=None, kw_only=True)
+    middle: Any = field(default=None, kw_only=True)
+    state_curvature: Any = field(default=0.0, kw_only=True)
+    input_curvature: Any = field(default=0.0, kw_only=True)
+    state_box: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self):
+        if not isinstance(self.horizon, (int, np.integer)) or self.horizon < 1:
+            raise ProblemError(f"horizon = {self.horizon!r}: it must be a whole number from 1 on.")
+        initial = checked_numbers("initial", self.initial)
+        if initial.ndim != 1 or not len(initial):
+            raise ProblemError(f"initial must be a vector, not of shape {initial.shape}.")
+        object.__setattr__(self, "initial", initial)
+        for path, leaf in jax.tree.leaves_with_path(self.params):
+            if np.ndim(leaf) == 0 or np.shape(leaf)[0] != self.horizon:
+                raise ProblemError(
+                    f"params{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}; its first "
+                    f"axis must be the {self.horizon} times."
+                )
+            checked_numbers(f"params{jax.tree_util.keystr(path)}", leaf)
+        _ = self.input_set  # checked here rather than in a solve
+
+    @cached_property
+    def input_set(self) -> sc.sets.AbstractSet:
+        """The inputs' box or balls."""
+        names = ("low", "high") if self.radius is None else ("radius", "middle")
+        if self.radius is not None and not (self.low is None and self.high is None):
+            raise ProblemError("Give a box (low, high) or a ball (radius), not both.")
+        parts = {}
+        for name in names:
+            if getattr(self, name) is None:
+                raise ProblemError(f"{name} is missing: inputs need a box (low, high) or a ball.")
+            parts[name] = checked_numbers(name, getattr(self, name))
+        vectors = [parts[name] for name in names if name != "radius" and parts[name].ndim]
+        if not vectors:
+            raise ProblemError(f"{' or '.join(names)} must be a vector: it says how many inputs.")
+        shape = (self.horizon, vectors[0].shape[-1])
+        for name, array in parts.items():
+            want = shape[:1] if name == "radius" else shape
+            if array.shape not in ((), want, want[1:]):
+                raise ProblemError(
+                    f"{name} has shape {array.shape}; it must be {want[1:]} or {want}."
+                )
+            parts[name] = np.broadcast_to(array, want)
+        if self.radius is not None:
+            balls = Balls(parts["middle"], parts["radius"])
+            balls.validate()
+            return balls
+        box = sc.Box(parts["low"], parts["high"])
+        box.validate()
+        return box
+
+    def stagewise(self) -> sc.Problem:
+        """The problem that the core solves."""
+        with jax.enable_x64(True):
+            n = len(self.initial)
+            m = self.input_set.centre().shape[1]
+            with_params = self.params is not None
+            upper = self.lower if self.upper is None else self.upper
+            stage = sc.ScanStage(
+                _Dynamics(self.lower, with_params),
+                _Dynamics(upper, with_params),
+                length=int(self.horizon),
+                initial=self.initial,
+                feed=_inputs,
+                params=self.params,
+                name="dynamics",
+                box=self.state_box,
+            )
+            curvature = [
+                np.broadcast_to(checked_numbers(name, getattr(self, name)), (self.horizon, size))
+                for name, size in (("input_curvature", m), ("state_curvature", n))
+            ]
+            objective = sc.Objective(
+                _Cost(self.cost, with_params),
+                params=() if self.params is None else self.params,
+                curvature_inputs=curvature[0],
+                curvature_blocks=(curvature[1],),
+            )
+            return sc.Problem(self.input_set, (stage,), objective)
+
+
+def _inputs(inputs, blocks):
+    return inputs
+
+
+# Modules, not closures: two of them with the same function are equal, and compile once.
+
+
+class _Dynamics(eqx.Module):
+    function: Callable = eqx.field(static=True)
+    with_params: bool = eqx.field(static=True)
+
+    def __call__(self, *arguments):
+        *params, inputs, previous = arguments
+        return jnp.asarray(self.function(*params, previous, inputs))
+
+
+class _Cost(eqx.Module):
+    function: Callable = eqx.field(static=True)
+    with_params: bool = eqx.field(static=True)
+
+    def __call__(self, params, inputs, blocks):
+        if self.with_params:
+            return jnp.sum(jax.vmap(self.function)(params, blocks[0], inputs))
+        return jnp.sum(jax.vmap(self.function)(blocks[0], inputs))
+
+
+class Balls(sc.sets.AbstractSet):
+    """Inputs (T, m) whose row t is within `radius[t]` of `middle[t]`.
+
+    >>> Balls(np.zeros((2, 2)), np.array([1.0, 5.0])).project(np.full((2, 2), [3.0, 4.0])).tolist()
+    [[0.6, 0.8], [3.0, 4.0]]
+    """
+
+    middle: Any
+    radius: Any
+
+    def project(self, point):
+        away = point - self.middle
+        length = jnp.linalg.norm(away, axis=1)
+        inside = length <= self.radius
+        factor = jnp.where(inside, 1.0, self.radius / jnp.where(inside, 1.0, length))
+        return jnp.where(inside[:, None], point, self.middle + factor[:, None] * away)
+
+    def minimise_linear(self, gradient):
+        length = jnp.linalg.norm(gradient, axis=1)
+        factor = self.radius / jnp.where(length > 0, length, 1.0)
+        return self.middle - factor[:, None] * gradient
+
+    def minimise_quadratic(self, gradient, centre, curvature):
+        """Exact where the curvature is uniform in each row; else its least stands in."""
+        c = jnp.min(jnp.broadcast_to(curvature, gradient.shape), axis=1, keepdims=True)
+        curved = c > 1e-12 * jnp.max(jnp.abs(gradient), axis=1, keepdims=True)
+        near = self.project(centre - gradient / jnp.where(curved, c, 1.0))
+        best = jnp.where(curved, near, self.minimise_linear(gradient))
+        move = best - centre
+        return best, jnp.sum((gradient + jnp.where(curved, 0.5 * c, 0.0) * move) * move)
+
+    def sample(self, key):
+        of_direction, of_length = jax.random.split(key)
+        direction = jax.random.normal(of_direction, self.middle.shape)
+        direction = direction / jnp.linalg.norm(direction, axis=1, keepdims=True)
+        length = jax.random.uniform(of_length, self.radius.shape) ** (1 / self.middle.shape[1])
+        return self.middle + (self.radius * length)[:, None] * direction
+
+    def centre(self):
+        return jnp.asarray(self.middle)
+
+    def scale(self):
+        return jnp.broadcast_to(jnp.asarray(self.radius)[:, None], self.middle.shape)
+
+    def validate(self):
+        wrong = np.asarray(self.radius) <= 0
+        if wrong.any():
+            t = int(np.argmax(wrong))
+            raise ProblemError(f"radius[{t}] = {self.radius[t]}: it must be positive.")
