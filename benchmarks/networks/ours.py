@@ -2,7 +2,8 @@
 
 Times are CPU times of a second run in the same process: compilation is excluded, everything else
 (interval bounds, the search, the evaluation in float64 that makes bounds rigorous) is included. The
-first run is on as many images as are worked on at once, and on as many as are left over.
+first run is the same one; where the number of steps is given, it is on as many images as are worked
+on at once, and on as many as are left over.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def _timed(function, first: int):
     return result, time.process_time() - begin, time.perf_counter() - wall
 
 
-def run(path: Path, count: int, eps: float, data: Path, tolerances) -> dict:
+def run(path: Path, count: int, eps: float, data: Path, tolerances, steps_of_curve) -> dict:
     """All methods on one network."""
     problems = load_problems(data, count, eps)
     network = networks.load(path)
@@ -51,7 +52,7 @@ def run(path: Path, count: int, eps: float, data: Path, tolerances) -> dict:
     for rtol in tolerances:
         result, cpu, wall = _timed(
             lambda some, rtol=rtol: bound(some, rtol=rtol, max_iterations=2000, time_limit=limit),
-            first,
+            count,
         )
         within = result.gap <= 1e-6 + rtol * np.abs(result.bound)
         methods.append(
@@ -72,7 +73,7 @@ def run(path: Path, count: int, eps: float, data: Path, tolerances) -> dict:
             flush=True,
         )
     curve = []
-    for steps in STEPS:
+    for steps in steps_of_curve:
         result, cpu, wall = _timed(
             lambda some, steps=steps: bound(some, rtol=0.0, atol=1e-9, max_iterations=steps),
             first,
@@ -96,9 +97,17 @@ def main() -> None:
     parser.add_argument("--eps", type=lambda s: float(Fraction(s)), default=8 / 255)
     parser.add_argument("--data", type=Path, required=True, help="FILE.npz: images, labels")
     parser.add_argument("--tolerances", type=float, nargs="+", default=TOLERANCES)
+    parser.add_argument("--steps", type=int, nargs="*", default=STEPS, help="of the curve")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    record = run(options.network, options.images, options.eps, options.data, options.tolerances)
+    record = run(
+        options.network,
+        options.images,
+        options.eps,
+        options.data,
+        options.tolerances,
+        options.steps,
+    )
     options.out.write_text(json.dumps(record))
 
 

@@ -100,10 +100,16 @@ def hints(problem: Problem):
     return tuple(stages), ()
 
 
-def default_solvers(steps: int | None = None) -> tuple:
-    """Damped greedy steps, then polishing where those stall."""
-    del steps
-    return Damped(hints=hints, patience=100), Polish()
+def default_solvers(straight: bool) -> tuple:
+    """Damped greedy steps, then polishing where those stall.
+
+    Wedges made of lines have their optima in corners or at kinks; curved ones touch their optima
+    somewhere in between, so the point has to settle sooner.
+    """
+    damped = Damped(hints=hints, patience=100)
+    if not straight:
+        damped = Damped(hints=hints, patience=100, whole=1, settle=3.0)
+    return damped, Polish()
 
 
 class Lanes(eqx.Module):
@@ -254,6 +260,7 @@ def search(
     boxes, count = rows.shape[:2]
     # The problems' numbers were checked when the boxes were.
     axes = _axes(lanes.problem)
+    straight = all(wedge.straight for wedge in relaxed.wedges)
 
     def certifier(kept) -> Certified:
         checked = _checked_in_groups(layers, last, relaxed, inputs, rows, kept)
@@ -267,5 +274,5 @@ def search(
 
     return search_lanes(
         lanes.problem, axes, boxes * count, lanes.start, certifier,
-        solvers or default_solvers(), single_steps=True, **options,
+        solvers or default_solvers(straight), single_steps=True, **options,
     )  # fmt: skip
