@@ -16,21 +16,33 @@ import numpy as np
 import stagecert as sc
 from stagecert.applications.control.linear import checked_numbers
 from stagecert.errors import ProblemError
+from stagecert.solvers import Accelerated, Polish
+from stagecert.solvers.gradient import Backtracking
+
+# Accelerated steps while they do well, then polishing. Line searches that halve and grow carefully
+# were measured to need the fewest passes.
+STAGEWISE_SOLVERS = (
+    Accelerated(search=Backtracking(first=1.0, shrink=0.5, grow=1.2)),
+    Polish(),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class ConvexControl:
     """Minimises sum_t cost(x_{t+1}, u_t) where lower(x_t, u_t) <= x_{t+1} <= upper(x_t, u_t).
 
-    Functions are JAX functions of one time's state (n,) and inputs (m,). Solves with the same
-    functions and shapes compile once, whatever the numbers are.
+    Functions are JAX functions of one time's state (n,) and inputs (m,), after `constants` and
+    `params` where these are given: f(x, u), f(constants, x, u), f(params_t, x, u) or
+    f(constants, params_t, x, u). Solves with the same functions and shapes compile once, whatever
+    the numbers are.
 
     Args:
-        cost: (x_{t+1}, u_t) -> number, convex. With `params`: (params_t, x_{t+1}, u_t).
-        lower: (x_t, u_t) -> state, convex in every entry. With `params`: (params_t, x_t, u_t).
+        cost: of (x_{t+1}, u_t), a number; convex.
+        lower: of (x_t, u_t), the state's lower bound; every entry convex.
         upper: likewise, concave. None: the next state equals `lower`, which must be affine.
         initial: the state x_0, (n,).
         horizon: how many steps.
+        constants: arrays that all times share.
         params: arrays with a leading axis of times.
         low, high: a box for the inputs, finite: a number, (m,) or (T, m).
         radius: a ball for the inputs of each step: a number or (T,). Not together with a box.
@@ -46,6 +58,7 @@ class ConvexControl:
     upper: Callable | None
     initial: Any
     horizon: int
+    constants: Any = field(default=None, kw_only=True)
     params: Any = field(default=None, kw_only=True)
     low: Any = field(default=None, kw_only=True)
     high: Any = field(default=None, kw_only=True)
@@ -68,7 +81,9 @@ class ConvexControl:
                     f"params{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}; its first "
                     f"axis must be the {self.horizon} times."
                 )
-            checked_numbers(f"params{jax.tree_util.keystr(path)}", leaf)
+        for name in ("constants", "params"):
+            # On the device once, rather than in every solve.
+            object.__setattr__(self, name, _on_device(name, getattr(self, name)))
         _ = self.input_set  # checked here rather than in a solve
 
     @cached_property
@@ -106,11 +121,10 @@ class ConvexControl:
         with jax.enable_x64(True):
             n = len(self.initial)
             m = self.input_set.centre().shape[1]
-            with_params = self.params is not None
             upper = self.lower if self.upper is None else self.upper
             stage = sc.ScanStage(
-                _Dynamics(self.lower, with_params),
-                _Dynamics(upper, with_params),
+                _Dynamics(self.lower, self.constants),
+                _Dynamics(upper, self.constants),
                 length=int(self.horizon),
                 initial=self.initial,
                 feed=_inputs,
@@ -123,8 +137,8 @@ class ConvexControl:
                 for name, size in (("input_curvature", m), ("state_curvature", n))
             ]
             objective = sc.Objective(
-                _Cost(self.cost, with_params),
-                params=() if self.params is None else self.params,
+                _Cost(self.cost, self.constants),
+                params=_Params(self.params),
                 curvature_inputs=curvature[0],
                 curvature_blocks=(curvature[1],),
             )
@@ -135,26 +149,45 @@ def _inputs(inputs, blocks):
     return inputs
 
 
+def _on_device(name: str, tree):
+    with jax.enable_x64(True):
+        return jax.tree.map_with_path(
+            lambda path, leaf: jnp.asarray(
+                checked_numbers(f"{name}{jax.tree_util.keystr(path)}", leaf)
+            ),
+            tree,
+        )
+
+
 # Modules, not closures: two of them with the same function are equal, and compile once.
+
+
+class _Params(eqx.Module):
+    held: Any
 
 
 class _Dynamics(eqx.Module):
     function: Callable = eqx.field(static=True)
-    with_params: bool = eqx.field(static=True)
+    constants: Any
 
     def __call__(self, *arguments):
         *params, inputs, previous = arguments
-        return jnp.asarray(self.function(*params, previous, inputs))
+        constants = () if self.constants is None else (self.constants,)
+        return jnp.asarray(self.function(*constants, *params, previous, inputs))
 
 
 class _Cost(eqx.Module):
     function: Callable = eqx.field(static=True)
-    with_params: bool = eqx.field(static=True)
+    constants: Any
 
-    def __call__(self, params, inputs, blocks):
-        if self.with_params:
-            return jnp.sum(jax.vmap(self.function)(params, blocks[0], inputs))
-        return jnp.sum(jax.vmap(self.function)(blocks[0], inputs))
+    def __call__(self, params: _Params, inputs, blocks):
+        constants = () if self.constants is None else (self.constants,)
+        given = () if params.held is None else (params.held,)
+
+        def one(*arguments):
+            return self.function(*constants, *arguments)
+
+        return jnp.sum(jax.vmap(one)(*given, blocks[0], inputs))
 
 
 class Balls(sc.sets.AbstractSet):

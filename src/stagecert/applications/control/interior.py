@@ -24,8 +24,10 @@ class _Box:
 
     def __init__(self, problem: LinearQuadratic):
         self.lower, self.upper = problem.lower, problem.upper
-        self.ends = np.stack([np.isfinite(self.lower), np.isfinite(self.upper)])
         width = self.upper - self.lower
+        # Inputs whose bounds agree have no interior: they are held instead.
+        self.free = width > 0
+        self.ends = np.stack([np.isfinite(self.lower), np.isfinite(self.upper)]) & self.free
         margin = 0.1 * np.where(np.isfinite(width), width, 1.0)
         self.inner = self.lower + margin, self.upper - margin
 
@@ -50,7 +52,7 @@ class _Ball:
 
     def __init__(self, problem: LinearQuadratic):
         self.middle, self.radius = problem.middle, problem.radius
-        self.ends = np.ones((1, problem.horizon), bool)
+        self.ends, self.free = np.ones((1, problem.horizon), bool), None
 
     def within(self, t, u):
         away, most = u - self.middle[t], 0.9 * self.radius[t]
@@ -95,7 +97,7 @@ def search_interior(
                 return search.counted(steps)
             right = now.slope - constraint.pull(inputs, np.where(ends, target / room, 0.0))
             weight = problem.R + constraint.weight(inputs, z, room)
-            feedback = riccati(problem, right, weight)
+            feedback = riccati(problem, right, weight, constraint.free)
             _, whole = feedback.roll_out(problem, states, inputs, 1.0)
             move = whole - inputs
             change = constraint.change(inputs, move)

@@ -11,7 +11,7 @@ from stagecert.errors import ProblemError
 _EPS = float(np.finfo(float).eps)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearQuadratic:
     """Minimises the cost of a linear system's states x_1, ..., x_T and inputs u_0, ..., u_{T-1}.
 
@@ -120,6 +120,12 @@ class LinearQuadratic:
         for name, array in {"initial": initial, "horizon": horizon, **arrays}.items():
             object.__setattr__(self, name, array)
 
+    def __repr__(self) -> str:
+        return (
+            f"LinearQuadratic(horizon={self.horizon}, states={self.states}, inputs={self.inputs}, "
+            f"constrained={self.constrained})"
+        )
+
     @property
     def states(self) -> int:
         """How many states there are."""
@@ -176,7 +182,7 @@ class LinearQuadratic:
 
 def is_fixed(matrices: np.ndarray) -> bool:
     """Whether all times share one matrix."""
-    return matrices.strides[0] == 0 or len(matrices) == 1
+    return len(matrices) == 1 or (len(matrices) > 1 and matrices.strides[0] == 0)
 
 
 def apply(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
@@ -255,13 +261,11 @@ def checked_numbers(name: str, values, default=None, finite: bool = True) -> np.
 
 
 def _place(array: np.ndarray, wrong: np.ndarray) -> str:
-    """[i, j] of the first wrong entry; nothing where the array has no such axes."""
+    """[i, j] of the first wrong entry; nothing for a single number or a matrix of all times."""
+    if wrong.ndim == 0 or array.ndim == 2 > wrong.ndim:
+        return ""
     index = np.unravel_index(np.argmax(wrong), wrong.shape)
-    return (
-        f"[{', '.join(str(int(i)) for i in index)}]"
-        if array.ndim >= max(len(index), 3) or (len(index) == array.ndim and array.ndim)
-        else ""
-    )
+    return f"[{', '.join(str(int(i)) for i in index)}]"
 
 
 def _diagonal(name: str, values, size: int) -> np.ndarray:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stagecert.applications.control.convex import ConvexControl
 
 ENGINES = ("auto", "riccati", "gradient", "newton", "interior", "stagewise")
-# For the core: accelerated steps while they do well, then polishing.
-STAGEWISE_SOLVERS = ("accelerated", "polish")
 _SEARCHES = {
     "gradient": search_by_gradients,
     "newton": search_by_newton,
@@ -139,7 +137,7 @@ def _solve_stagewise(problem, limits: Limits, engine, start, time_limit, begin) 
     import jax
 
     import stagecert as sc
-    from stagecert.applications.control.convex import ConvexControl
+    from stagecert.applications.control.convex import STAGEWISE_SOLVERS, ConvexControl
 
     if not isinstance(problem, ConvexControl):
         raise ProblemError(
@@ -170,7 +168,7 @@ def _solve_stagewise(problem, limits: Limits, engine, start, time_limit, begin) 
 def _search(problem, certifier, start, engine, limits: Limits):
     """The engines one after the other, each from the best trajectory so far."""
     most = limits.iterations
-    if not problem.constrained:
+    if engine == "riccati" or (engine == "auto" and not problem.constrained):
         plan: list[tuple[str, Callable]] = [("riccati", _search_riccati)]
     elif engine != "auto":
         plan = [(engine, partial(_SEARCHES[engine], most=most))]
@@ -231,6 +229,10 @@ def _check_engine(engine: str, problem: LinearQuadratic) -> None:
         raise ProblemError(f"Unknown engine {engine!r}; known are {', '.join(ENGINES)}.")
     if engine == "riccati" and problem.constrained:
         raise ProblemError("The engine 'riccati' needs inputs without constraints.")
+    if engine == "stagewise":
+        raise ProblemError("The engine 'stagewise' is for ConvexControl problems.")
+    if engine == "interior" and not problem.constrained:
+        raise ProblemError("The engine 'interior' needs constraints on the inputs.")
     if engine == "newton" and problem.radius is not None:
         raise ProblemError("The engine 'newton' needs a box; balls are for 'interior'.")
 
