@@ -5,9 +5,10 @@ With a multiplier l_t for each step, every trajectory of the system costs as muc
     cost(x, u) + sum_t l_t' (A_t x_t + B_t u_t + offset_t - x_{t+1}),
 
 which falls apart into one quadratic for each state and one for each step's inputs. Multipliers
-swept back from a trajectory make the states' quadratics least there, up to rounding; the inputs' are
-minimised over their sets exactly, with a diagonal below R_t for curvature. What rounding may have
-done is bounded and taken off, so that the bound holds in real arithmetic for the numbers as given.
+swept back from a trajectory make the states' quadratics least there, up to rounding; the inputs'
+are minimised over their sets exactly, with a diagonal below R_t for curvature. What rounding may
+have done is bounded and taken off, so that the bound holds in real arithmetic for the numbers as
+given.
 (A Q_t whose least eigenvalue is within rounding of zero counts as semidefinite.)
 """
 
@@ -157,7 +158,7 @@ class Certifier:
 
     @cached_property
     def _growth(self) -> np.ndarray:
-        """(T,) bounds g: |x_t|^2 <= g_t sum_{s<t} |w_s|^2 where x_{t+1} = A_t x_t + w_t, x_0 = 0."""
+        """(T,) bounds g: |x_t|^2 <= g_t sum_{s<t} |w_s|^2 if x_{t+1} = A_t x_t + w_t, x_0 = 0."""
         A = self.problem.A
         norms = np.minimum(
             self._norms[0],

@@ -87,7 +87,7 @@ class ConvexControl:
         _ = self.input_set  # checked here rather than in a solve
 
     @cached_property
-    def input_set(self) -> sc.sets.AbstractSet:
+    def input_set(self) -> sc.AbstractSet:
         """The inputs' box or balls."""
         names = ("low", "high") if self.radius is None else ("radius", "middle")
         if self.radius is not None and not (self.low is None and self.high is None):
@@ -190,7 +190,7 @@ class _Cost(eqx.Module):
         return jnp.sum(jax.vmap(one)(*given, blocks[0], inputs))
 
 
-class Balls(sc.sets.AbstractSet):
+class Balls(sc.AbstractSet):
     """Inputs (T, m) whose row t is within `radius[t]` of `middle[t]`.
 
     >>> Balls(np.zeros((2, 2)), np.array([1.0, 5.0])).project(np.full((2, 2), [3.0, 4.0])).tolist()

@@ -46,7 +46,7 @@ class LinearQuadratic:
     ... )
     >>> p.horizon, p.states, p.inputs
     (50, 2, 1)
-    """  # noqa: E501
+    """
 
     A: Any
     B: Any
@@ -145,7 +145,7 @@ class LinearQuadratic:
 
     @cached_property
     def state_curvature(self) -> np.ndarray:
-        """For each time a number below the least eigenvalue of Q_t; zero if that is not positive."""
+        """For each time, at most the least eigenvalue of Q_t; zero if that is not positive."""
         return _over_times(self.Q, least_eigenvalues)
 
     @cached_property

@@ -95,7 +95,7 @@ def evaluate(
     inputs: np.ndarray,
     states: np.ndarray | None = None,
 ) -> Evaluated:
-    """Inputs with all that follows from them; states only where a feedback has made them already."""
+    """Inputs with all that follows from them; states where a feedback has made them already."""
     with np.errstate(over="ignore", invalid="ignore"):
         states = roll_out(problem, inputs) if states is None else states
         multipliers = sweep_back(problem, states)

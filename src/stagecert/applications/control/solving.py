@@ -191,7 +191,7 @@ def _search(problem, certifier, start, engine, limits: Limits):
 
 
 def _start(problem, certifier, start, search: Search | None, policy: bool) -> Evaluated:
-    """The best trajectory to begin with: what was given or found; or the optimal policy, cut off."""
+    """The best trajectory to begin with: given, found, or of the optimal policy, cut off."""
     if search is None:
         inputs = problem.default_inputs() if start is None else start
         best = evaluate(problem, certifier, inputs)

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import lapack  # JAX brings SciPy
+from scipy.linalg import get_lapack_funcs  # JAX brings SciPy
 
 from stagecert.applications.control.linear import LinearQuadratic, apply, apply_transposed, is_fixed
+
+# Solves with a positive definite matrix; called directly, since SciPy's checks take longer.
+(_solve_definite,) = get_lapack_funcs(("posv",), dtype=float)
 
 
 def roll_out(problem: LinearQuadratic, inputs: np.ndarray) -> np.ndarray:
@@ -104,10 +107,11 @@ def riccati(
     P, p = np.array(Q[-1]), np.zeros(n)
     if state_slope is not None:
         p = np.array(state_slope[-1])
-    both = [np.concatenate([A[0], B[0]], axis=1)] * horizon if is_fixed(A) and is_fixed(B) else None
+    joint = np.concatenate([A[0], B[0]], axis=1)
+    fixed_steps = is_fixed(A) and is_fixed(B)
     right = np.empty((m, n + 1))
     for t in range(horizon - 1, -1, -1):
-        step = np.concatenate([A[t], B[t]], axis=1) if both is None else both[t]
+        step = joint if fixed_steps else np.concatenate([A[t], B[t]], axis=1)
         square = step.T.dot(P.dot(step))
         back = step.T.dot(p if drift is None else p + P.dot(drift[t]))
         curvature = square[n:, n:] + weight[t]
@@ -119,7 +123,7 @@ def riccati(
             curvature[:, fixed] = 0.0
             curvature[fixed, fixed] = 1.0
             right[fixed] = 0.0
-        _, answer, failed = lapack.dposv(curvature, right)
+        _, answer, failed = _solve_definite(curvature, right)
         if failed:
             raise np.linalg.LinAlgError(f"no positive curvature at time {t}")
         gain[t], shift[t] = -answer[:, :n], -answer[:, n]
