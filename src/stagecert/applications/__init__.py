@@ -7,9 +7,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stagecert.applications import control, isotonic
+    from stagecert.applications import control, isotonic, mdp
 
-__all__ = ["control", "isotonic"]
+__all__ = ["control", "isotonic", "mdp"]
 
 
 def __getattr__(name: str):

@@ -1,0 +1,199 @@
+"""solve(): checks the input, picks the engine by structure, returns a policy with its proof."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagecert.applications.mdp.checking import amount, numbers, reject, whole
+from stagecert.applications.mdp.model import MDP
+from stagecert.applications.mdp.primal_dual import primal_dual
+from stagecert.applications.mdp.rewards import adversary as adversary_of
+from stagecert.applications.mdp.search import Limits, Report, Search
+from stagecert.applications.mdp.sifting import can_sift, sift
+from stagecert.errors import ProblemError
+from stagecert.solution import Status
+
+ENGINES = ("auto", "primal-dual")
+# First-order steps are fast down to about this relative gap; linear programmes finish from there.
+_COARSE = 1e-4
+
+
+@dataclass(frozen=True)
+class RobustPolicy:
+    """A policy, what it earns whatever the reward, and how close that is to the best possible.
+
+    The robust value, which the best policy guarantees, is between `bound` and `value`.
+
+    Attributes:
+        policy: probabilities of shape (horizon, states, actions); rows sum to one.
+        bound: what the policy is proven to earn in expectation, for every reward of the set.
+        worst_reward: a reward of the set, (states, actions) or (horizon, states, actions).
+        value: proven: no policy earns more in expectation when this is the reward.
+        weights: the adversary's weights behind the worst reward: of the scenarios or effects, or
+            the share of each deviation, shaped like the reward.
+        visits: probabilities of shape (horizon, states, actions) under the policy.
+        status: why the search ended; `status.value` is a sentence.
+        engine: what found it: "backward induction", "linear minimisation", "primal-dual" or
+            "primal-dual, linear programmes".
+        iterations: steps of the primal-dual engine.
+        seconds: wall time.
+    """
+
+    policy: np.ndarray
+    bound: float
+    worst_reward: np.ndarray
+    value: float
+    weights: np.ndarray
+    visits: np.ndarray
+    status: Status
+    engine: str
+    iterations: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """value - bound: how far the policy can be from the best."""
+        return self.value - self.bound
+
+    def __repr__(self) -> str:
+        return (
+            f"RobustPolicy(value={self.value:.10g}, bound={self.bound:.10g}, gap={self.gap:.3g}, "
+            f"status={self.status.name}, engine={self.engine!r})"
+        )
+
+
+def solve(
+    mdp: MDP,
+    rewards: Any,
+    *,
+    atol: float = 1e-9,
+    rtol: float = 1e-6,
+    engine: str = "auto",
+    max_iterations: int = 100_000,
+    time_limit: float | None = None,
+    progress: bool | Report = False,
+) -> RobustPolicy:
+    """Finds the policy that earns most when an adversary picks the reward after seeing the policy.
+
+    Args:
+        mdp: the process.
+        rewards: `Mixture`, `Budget`, `Effects`, or a set of `stagecert` (`Box`, `Ball`, or any
+            other) whose points are rewards of shape (states, actions) or, over time, (horizon,
+            states, actions). An array is a reward that is known.
+        atol, rtol: stop when value - bound <= atol + rtol * |bound|.
+        engine: "auto" picks by structure; "primal-dual" leaves out the linear programmes that
+            finish the search for small tolerances.
+        max_iterations, time_limit: limits on the steps of the primal-dual engine, and on seconds.
+        progress: True prints a line a second; a function is called with (iterations, value, bound).
+
+    Raises:
+        ProblemError: bad input; the entry is named.
+
+    >>> from stagecert.applications.mdp import MDP, Mixture
+    >>> process = MDP([[[0.9, 0.1], [0.0, 1.0]], [[0.5, 0.5], [0.2, 0.8]]], horizon=3)
+    >>> found = solve(process, Mixture([[[1.0, 0.0], [0.0, 2.0]], [[0.0, 2.0], [2.0, 0.0]]]))
+    >>> round(found.value, 5), found.status.name
+    (2.86824, 'GAP_REACHED')
+    """
+    begin = time.perf_counter()
+    if not isinstance(mdp, MDP):
+        raise ProblemError(f"mdp must be an MDP, not {type(mdp).__name__}.")
+    if engine not in ENGINES:
+        raise ProblemError(f"Unknown engine {engine!r}; known are {', '.join(ENGINES)}.")
+    limits = Limits(
+        amount("atol", atol), amount("rtol", rtol), whole("max_iterations", max_iterations),
+        np.inf if time_limit is None else begin + time_limit, _reporter(progress),
+    )  # fmt: skip
+    adversary = adversary_of(rewards, mdp)
+    search = Search(mdp, adversary, limits)
+    if adversary.lowest is not None:
+        reward = adversary.lowest_reward
+        reward = adversary.reward(adversary.lowest) if reward is None else reward
+        policy = mdp.greedy(reward)
+        search.x, search.value = adversary.lowest, adversary.value(mdp, reward)
+        return _result(search, reward, policy, "backward induction", begin)
+    search.begin()
+    if mdp.actions == 1:
+        search.offer_weights(adversary.weights.minimiser(adversary.effects.back(search.visits)))
+        name = "linear minimisation"
+    else:
+        name = _by_search(search, engine)
+    reward = adversary.reward(search.x)
+    policy = mdp.policy_of(search.visits, mdp.greedy(reward))
+    return _result(search, reward, policy, name, begin)
+
+
+def _by_search(search: Search, engine: str) -> str:
+    name = "primal-dual"
+    finish = engine == "auto" and can_sift(search)
+    primal_dual(search, _COARSE if finish else 0.0)
+    if finish and not search.within(0.0) and not search.over:
+        if sift(search):
+            name = "primal-dual, linear programmes"
+        primal_dual(search, 0.0)
+    return name
+
+
+def _result(search: Search, reward, policy, engine: str, begin: float) -> RobustPolicy:
+    """The answer; its bound is proven anew, by the policy itself."""
+    mdp, adversary = search.mdp, search.adversary
+    visits, mass = mdp.occupancy(policy)
+    search.bound = adversary.bound(mdp, visits, mass)
+    weights = search.x
+    if weights.ndim >= 2:
+        weights = np.swapaxes(weights, -1, -2)
+    return RobustPolicy(
+        np.swapaxes(policy, 1, 2), search.bound, np.swapaxes(reward, -1, -2), search.value,
+        weights, np.swapaxes(visits, 1, 2), search.status(), engine, search.iterations,
+        time.perf_counter() - begin,
+    )  # fmt: skip
+
+
+def worst_case(mdp: MDP, rewards: Any, policy: Any) -> tuple[float, np.ndarray]:
+    """What a policy earns at least, proven, and a reward of the set for which it earns no more.
+
+    Args:
+        mdp: the process.
+        rewards: as for `solve`.
+        policy: probabilities of shape (states, actions) or (horizon, states, actions).
+
+    >>> from stagecert.applications.mdp import MDP, Mixture
+    >>> process = MDP([[[1.0]]], horizon=2)
+    >>> worst_case(process, Mixture([[[1.0]], [[3.0]]]), [[1.0]])[0]
+    1.99...
+    """
+    adversary = adversary_of(rewards, mdp)
+    policy = numbers("policy", policy)
+    shape = (mdp.states, mdp.actions)
+    if policy.shape not in (shape, (mdp.horizon, *shape)):
+        raise ProblemError(
+            f"policy has shape {policy.shape}, not {shape} or {(mdp.horizon, *shape)}."
+        )
+    reject(policy < 0, "policy", policy, "probabilities must not be negative")
+    total = policy.sum(axis=-1)
+    reject(np.abs(total - 1) > 1e-8, "The sum of policy", total, "it must be 1")
+    policy = policy / total[..., None]
+    visits, mass = mdp.occupancy(mdp.over_time(np.swapaxes(policy, -1, -2)))
+    x = adversary.weights.minimiser(adversary.effects.back(visits))
+    reward = adversary.reward(adversary.weights.feasible(x))
+    return adversary.bound(mdp, visits, mass), np.swapaxes(reward, -1, -2)
+
+
+def _reporter(
+    progress: bool | Callable[[int, float, float], None],
+) -> Callable[[int, float, float], None]:
+    if callable(progress):
+        return progress
+    last = time.perf_counter()
+
+    def write(iterations: int, value: float, bound: float) -> None:
+        nonlocal last
+        if progress and time.perf_counter() > last + 1:
+            last = time.perf_counter()
+            print(f"{iterations} steps: {bound:.8g} to {value:.8g}", file=sys.stderr, flush=True)
+
+    return write
