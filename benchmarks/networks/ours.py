@@ -86,9 +86,11 @@ def run(
                 "values": result.value.tolist(),
             }
         )
+        middle, most, nearly_all = np.percentile(result.passes, [50, 95, 99])
         print(
-            f"{path.stem} rtol {rtol:g}: {times['cpu'] / within.size * 1e3:.2f} ms of CPU a problem, "
-            f"within {within.mean():.3f}, passes 50/95/99 % {np.percentile(result.passes, [50, 95, 99])}",
+            f"{path.stem} rtol {rtol:g}: {times['cpu'] / within.size * 1e3:.2f} ms of CPU a "
+            f"problem, within {within.mean():.3f}, passes 50/95/99 % {middle:g} {most:g} "
+            f"{nearly_all:g}",
             flush=True,
         )
     curve = []
