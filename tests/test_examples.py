@@ -203,6 +203,26 @@ def test_example_adversarial_mdp(capsys):
     assert Path("adversarial_mdp.png").stat().st_size > 1000
 
 
+def test_example_mdp_sensors(capsys):
+    process, rewards, found = load("mdp_sensors")["main"]()
+    states, actions = process.states, process.actions
+    weights = cp.Variable(len(rewards.effects), nonneg=True)
+    later, constraints = process.final, [weights <= 1, cp.sum(weights) <= rewards.budget]
+    for _ in range(process.horizon):
+        value = cp.Variable(states)
+        for a in range(actions):
+            moves = process.matrix(0)[a * states : (a + 1) * states]
+            reward = rewards.nominal[:, a] + rewards.effects[:, :, a].T @ weights
+            constraints.append(moves @ later + reward <= value)
+        later = value
+    problem = cp.Problem(cp.Minimize(later[0]), constraints)
+    problem.solve(solver=cp.HIGHS)
+    assert_solved(found["robust policy"], problem.value)
+    assert found["shortest path"].engine == "backward induction"
+    assert capsys.readouterr().out.count("at least") == 2
+    assert Path("mdp_sensors.png").stat().st_size > 10_000
+
+
 # -- doctests -------------------------------------------------------------------------------------
 
 
@@ -300,6 +320,11 @@ def test_tutorial():
 @pytest.mark.parametrize("page", ["networks", "activations", "properties"])
 def test_pages_of_networks(page):
     run_page(f"docs/{page}.md")
+
+
+def test_page_of_markov_decision_processes():
+    names = run_page("docs/mdp.md")
+    assert names["found"].gap <= 1e-6 * names["found"].bound
 
 
 def test_page_of_isotonic_regression():

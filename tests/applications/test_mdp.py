@@ -107,7 +107,7 @@ def assert_robust(found, truth, process, rewards, rtol=1e-6):
     best = best_by_hand(process, reward)
     assert best <= found.value + 1e-12
     assert found.value <= best + 1e-7 * (1 + abs(best))
-    bound, worst = worst_case(process, rewards, found.policy)
+    bound, worst, _ = worst_case(process, rewards, found.policy)
     assert bound == pytest.approx(found.bound, abs=1e-9)
     assert np.sum(visits * over_time(process, worst)) + end @ process.final >= bound - 1e-9
 
@@ -475,7 +475,7 @@ def test_limits_still_give_proofs():
         assert found.status is status
         assert found.bound <= truth + 1e-6
         assert found.value >= truth - 1e-6
-        bound, _ = worst_case(process, rewards, found.policy)
+        bound, *_ = worst_case(process, rewards, found.policy)
         assert bound == pytest.approx(found.bound, abs=1e-9)
     # Nothing is closer than rounding allows, and the search sees it.
     assert solve(process, rewards, atol=0, rtol=0).status is sc.Status.STALLED
@@ -509,7 +509,8 @@ def test_any_policy_is_a_proof():
     rewards = Budget(rng.normal(size=(8, 3)), 1.0, 3.5)
     best = solve(process, rewards)
     for _ in range(20):
-        bound, worst = worst_case(process, rewards, rng.dirichlet(np.ones(3), size=8))
+        bound, worst, weights = worst_case(process, rewards, rng.dirichlet(np.ones(3), size=8))
+        assert weights.sum() == pytest.approx(3.5)
         assert bound <= best.value
         assert best_by_hand(process, over_time(process, worst)) >= best.bound
 

@@ -3,7 +3,13 @@
 from stagecert.applications.mdp.environments import from_gymnasium
 from stagecert.applications.mdp.model import MDP
 from stagecert.applications.mdp.rewards import Budget, Effects, Mixture
-from stagecert.applications.mdp.solving import ENGINES, RobustPolicy, solve, worst_case
+from stagecert.applications.mdp.solving import (
+    ENGINES,
+    RobustPolicy,
+    WorstCase,
+    solve,
+    worst_case,
+)
 
 __all__ = [
     "ENGINES",
@@ -12,6 +18,7 @@ __all__ = [
     "Effects",
     "Mixture",
     "RobustPolicy",
+    "WorstCase",
     "from_gymnasium",
     "solve",
     "worst_case",

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def solve(
     >>> process = MDP([[[0.9, 0.1], [0.0, 1.0]], [[0.5, 0.5], [0.2, 0.8]]], horizon=3)
     >>> found = solve(process, Mixture([[[1.0, 0.0], [0.0, 2.0]], [[0.0, 2.0], [2.0, 0.0]]]))
     >>> round(found.value, 5), found.status.name
-    (2.86824, 'GAP_REACHED')
+    (2.73077, 'GAP_REACHED')
     """
     begin = time.perf_counter()
     if not isinstance(mdp, MDP):
@@ -143,17 +143,28 @@ def _result(search: Search, reward, policy, engine: str, begin: float) -> Robust
     mdp, adversary = search.mdp, search.adversary
     visits, mass = mdp.occupancy(policy)
     search.bound = adversary.bound(mdp, visits, mass)
-    weights = search.x
-    if weights.ndim >= 2:
-        weights = np.swapaxes(weights, -1, -2)
     return RobustPolicy(
         np.swapaxes(policy, 1, 2), search.bound, np.swapaxes(reward, -1, -2), search.value,
-        weights, np.swapaxes(visits, 1, 2), search.status(), engine, search.iterations,
+        _outer(search.x), np.swapaxes(visits, 1, 2), search.status(), engine, search.iterations,
         time.perf_counter() - begin,
     )  # fmt: skip
 
 
-def worst_case(mdp: MDP, rewards: Any, policy: Any) -> tuple[float, np.ndarray]:
+class WorstCase(NamedTuple):
+    """What a policy earns at least, and the adversary's answer to it.
+
+    Attributes:
+        bound: proven: the policy earns this in expectation for every reward of the set.
+        reward: one of the set for which it earns no more, up to rounding.
+        weights: of the scenarios or effects behind that reward, or the share of each deviation.
+    """
+
+    bound: float
+    reward: np.ndarray
+    weights: np.ndarray
+
+
+def worst_case(mdp: MDP, rewards: Any, policy: Any) -> WorstCase:
     """What a policy earns at least, proven, and a reward of the set for which it earns no more.
 
     Args:
@@ -163,8 +174,8 @@ def worst_case(mdp: MDP, rewards: Any, policy: Any) -> tuple[float, np.ndarray]:
 
     >>> from stagecert.applications.mdp import MDP, Mixture
     >>> process = MDP([[[1.0]]], horizon=2)
-    >>> worst_case(process, Mixture([[[1.0]], [[3.0]]]), [[1.0]])[0]
-    1.99...
+    >>> worst_case(process, Mixture([[[1.0]], [[3.0]]]), [[1.0]]).weights.tolist()
+    [1.0, 0.0]
     """
     adversary = adversary_of(rewards, mdp)
     policy = numbers("policy", policy)
@@ -179,8 +190,14 @@ def worst_case(mdp: MDP, rewards: Any, policy: Any) -> tuple[float, np.ndarray]:
     policy = policy / total[..., None]
     visits, mass = mdp.occupancy(mdp.over_time(np.swapaxes(policy, -1, -2)))
     x = adversary.weights.minimiser(adversary.effects.back(visits))
-    reward = adversary.reward(adversary.weights.feasible(x))
-    return adversary.bound(mdp, visits, mass), np.swapaxes(reward, -1, -2)
+    x = adversary.weights.feasible(x)
+    reward = adversary.reward(x)
+    return WorstCase(adversary.bound(mdp, visits, mass), np.swapaxes(reward, -1, -2), _outer(x))
+
+
+def _outer(weights: np.ndarray) -> np.ndarray:
+    """Weights of entries in the layout of users."""
+    return np.swapaxes(weights, -1, -2) if weights.ndim >= 2 else weights
 
 
 def _reporter(
