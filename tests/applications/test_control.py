@@ -245,8 +245,8 @@ def test_unstable_dynamics():
 
 
 def test_warm_start_needs_fewer_steps():
-    first = control.solve(masses())
-    again = masses(initial=first.states[1])
+    first = control.solve(masses(count=5, horizon=150, seed=3))
+    again = masses(count=5, horizon=150, initial=first.states[1])
     cold = control.solve(again)
     warm = control.solve(again, engine="newton", start=first.shifted())
     assert_valid(again, warm, by_clarabel(again), rtol=1e-6)

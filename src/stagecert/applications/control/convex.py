@@ -123,8 +123,8 @@ class ConvexControl:
             m = self.input_set.centre().shape[1]
             upper = self.lower if self.upper is None else self.upper
             stage = sc.ScanStage(
-                _Dynamics(self.lower, self.constants),
-                _Dynamics(upper, self.constants),
+                lower=_Dynamics(self.lower, self.constants),
+                upper=_Dynamics(upper, self.constants),
                 length=int(self.horizon),
                 initial=self.initial,
                 feed=_inputs,

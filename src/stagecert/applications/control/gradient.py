@@ -8,8 +8,9 @@ and these two passes also are the certificate's.
 import numpy as np
 
 from stagecert.applications.control.certificate import Certifier
-from stagecert.applications.control.linear import LinearQuadratic
+from stagecert.applications.control.linear import LinearQuadratic, apply
 from stagecert.applications.control.result import Evaluated, Limits, Search, evaluate
+from stagecert.applications.control.sweeps import linear_recursion
 
 # After so many steps, and whenever they have doubled, progress is judged.
 _FIRST_LOOK = 10
@@ -60,6 +61,24 @@ def search_by_gradients(
             following = 1.0
         old, new, weight = new, tried, following
     return search.counted(steps)
+
+
+def expected_steps(problem: LinearQuadratic, limits: Limits) -> float:
+    """About how many steps it will take: few where the dynamics contract, else thousands.
+
+    Steps grow with the root of the condition number. The curvature is least along R at best, and
+    about greatest along inputs that stay the same for all times, which integrators add up.
+    """
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], problem.inputs)
+    inputs = np.broadcast_to(signs, (problem.horizon, problem.inputs))
+    with np.errstate(over="ignore", invalid="ignore"):
+        states = linear_recursion(problem.A, np.zeros(problem.states), apply(problem.B, inputs))
+        curvature = np.sum(states[1:] * apply(problem.Q, states[1:]))
+        curvature += np.sum(inputs * apply(problem.R, inputs))
+        condition = curvature / inputs.size / problem.input_curvature.min()
+    if not np.isfinite(condition):
+        return np.inf
+    return 0.5 * np.sqrt(condition) * np.log(1 / max(limits.relative, 1e-12))
 
 
 def _promising(before: float, gap: float, allowed: float, steps: int, most: int) -> bool:

@@ -13,7 +13,9 @@ from stagecert.applications.control.result import Evaluated, Limits, Search, eva
 from stagecert.applications.control.sweeps import gradient, riccati, sweep_back
 
 # The gap must halve in so many steps; otherwise the active sets go in circles.
-_PATIENCE = 2
+_PATIENCE = 3
+# The share of a box's width that is near its bounds.
+_NEAR = 0.01
 
 
 def search_by_newton(
@@ -26,8 +28,7 @@ def search_by_newton(
     """Steps until the gap is reached, no step helps, `most` are made or the clock says so."""
     search = Search(start.states, start.inputs).seen(start)
     lower, upper = problem.lower, problem.upper
-    at_lower = (start.inputs <= lower) & (start.slope > 0)
-    at_upper = (start.inputs >= upper) & (start.slope < 0)
+    at_lower, at_upper = _held(problem, start)
     origin = np.zeros_like(start.states)
     steps, gaps = 0, [np.inf] * _PATIENCE
     while steps < most and not limits.late() and not limits.reached(search.value, search.bound):
@@ -58,3 +59,17 @@ def search_by_newton(
             np.where(at_upper, slope < 0, inputs > upper),
         )
     return search.counted(steps)
+
+
+def _held(problem: LinearQuadratic, start: Evaluated):
+    """Which inputs are near a bound, and would go to it by a gradient step.
+
+    Near, not at: warm starts come from interior points, too.
+    """
+    lower, upper = problem.lower, problem.upper
+    width = upper - lower
+    near = _NEAR * np.where(np.isfinite(width), width, 1.0)
+    step = start.slope / problem.input_curvature
+    at_lower = (start.inputs <= lower + near) & (step > 0) & (start.inputs - step <= lower)
+    at_upper = (start.inputs >= upper - near) & (step < 0) & (start.inputs - step >= upper)
+    return at_lower, at_upper

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stagecert.applications.control.certificate import Certifier
-from stagecert.applications.control.gradient import search_by_gradients
+from stagecert.applications.control.gradient import expected_steps, search_by_gradients
 from stagecert.applications.control.interior import search_interior
 from stagecert.applications.control.linear import LinearQuadratic, checked_numbers
 from stagecert.applications.control.newton import search_by_newton
@@ -89,9 +89,10 @@ def solve(
         problem: what to solve.
         atol, rtol: stop when value - bound <= atol + rtol * |bound|.
         engine: "auto" picks by structure: "riccati" without constraints; "gradient" (accelerated
-            projected gradient steps) as long as it pays, which is where the dynamics contract;
-            then "newton" (projected Newton steps by Riccati's recursion) for boxes; "interior" for
-            balls, and where Newton's steps do not finish. A `ConvexControl` is solved by the
+            projected gradient steps) where the dynamics contract, so that few will do; else
+            "newton" (Newton steps on the active set, by Riccati's recursion) for boxes, and
+            "interior" (an interior-point method, by the same recursion) for balls and where Newton
+            does not finish. A `ConvexControl` is solved by the
             library's core ("stagewise").
         start: inputs (T, m) to start from, for example `Trajectory.shifted()` of the last solve.
         max_iterations, time_limit: limits on the steps and the seconds of each engine.
@@ -173,8 +174,9 @@ def _search(problem, certifier, start, engine, limits: Limits):
     elif engine != "auto":
         plan = [(engine, partial(_SEARCHES[engine], most=most))]
     else:
-        gradients = partial(search_by_gradients, most=min(_worth(problem), most), give_up=True)
-        plan = [("gradient", gradients)]
+        worth, plan = min(_worth(problem), most), []
+        if expected_steps(problem, limits) <= worth:
+            plan = [("gradient", partial(search_by_gradients, most=worth, give_up=True))]
         newton = ("newton", partial(search_by_newton, most=most))
         interior = ("interior", partial(search_interior, most=min(_INTERIOR_STEPS, most)))
         plan += [newton, interior, newton] if problem.radius is None else [interior]

@@ -19,10 +19,11 @@ def roll_out(problem: LinearQuadratic, inputs: np.ndarray) -> np.ndarray:
     """The states x_0, ..., x_T that inputs lead to."""
     drive = apply(problem.B, inputs)
     drive += problem.offset
-    return _linear_recursion(problem.A, problem.initial, drive)
+    return linear_recursion(problem.A, problem.initial, drive)
 
 
-def _linear_recursion(A: np.ndarray, initial: np.ndarray, drive: np.ndarray) -> np.ndarray:
+def linear_recursion(A: np.ndarray, initial: np.ndarray, drive: np.ndarray) -> np.ndarray:
+    """x_0 = initial and x_{t+1} = A_t x_t + drive_t."""
     out = np.empty((len(drive) + 1, len(initial)))
     out[0] = initial
     out[1:] = drive
@@ -101,7 +102,7 @@ def riccati(
         state_slope, drift: (T, n); by default zero.
     """
     A, B, Q = problem.A, problem.B, problem.Q
-    weight = problem.R if weight is None else weight
+    weights = problem.R if weight is None else weight
     horizon, n, m = B.shape
     gain, shift = np.empty((horizon, m, n)), np.empty((horizon, m))
     P, p = np.array(Q[-1]), np.zeros(n)
@@ -114,7 +115,7 @@ def riccati(
         step = joint if fixed_steps else np.concatenate([A[t], B[t]], axis=1)
         square = step.T.dot(P.dot(step))
         back = step.T.dot(p if drift is None else p + P.dot(drift[t]))
-        curvature = square[n:, n:] + weight[t]
+        curvature = square[n:, n:] + weights[t]
         right[:, :n] = square[n:, :n]
         right[:, n] = slope[t] + back[n:]
         if free is not None and not free[t].all():
