@@ -96,6 +96,36 @@ def test_example_wedge_control(capsys):
     assert "No violation" in capsys.readouterr().out
 
 
+def test_example_control_battery(capsys):
+    battery, plan = load("control_battery")["main"]()
+    price, end = (np.asarray(battery.params[name]) for name in ("price", "end"))
+    energy, power = cp.Variable(97), cp.Variable(96)
+    outside = cp.sum_squares(cp.pos(energy[1:] - 9)) + cp.sum_squares(cp.pos(1 - energy[1:]))
+    stored = energy[1:] - energy[:-1] - 0.25 * power
+    cost = 0.25 * price @ power + 0.005 * cp.sum_squares(power) + 50 * outside
+    cost += end @ cp.square(energy[1:] - 5)
+    rules = [stored <= -0.0075 * cp.square(power), stored >= -0.12]
+    problem = cp.Problem(cp.Minimize(cost), [energy[0] == 5, cp.abs(power) <= 4, *rules])
+    truth = problem.solve(solver=cp.CLARABEL)
+    assert plan.status is sc.Status.GAP_REACHED
+    assert plan.bound - 1e-7 <= truth <= plan.value + 1e-7
+    assert "wastes 0.0000 kWh" in capsys.readouterr().out
+    assert Path("control_battery.png").stat().st_size > 10_000
+
+
+def test_example_control_receding(capsys):
+    example = load("control_receding")
+    runs = example["main"]()
+    (states, plans), (again, _) = runs["warm"], runs["cold"]
+    assert all(plan.status is sc.Status.GAP_REACHED for plan in plans)
+    # The same plans, up to the gap, whatever they started from.
+    np.testing.assert_allclose(states, again, atol=0.02)
+    late = np.abs(states[80:] - example["target"](np.arange(80, 151)))[:, :2]
+    assert late.mean() < 0.3
+    assert capsys.readouterr().out.count("steps a plan") == 2
+    assert Path("control_receding.png").stat().st_size > 10_000
+
+
 def test_example_isotonic(capsys):
     example = load("isotonic")
     y = example["observations"]()
@@ -325,6 +355,11 @@ def test_pages_of_networks(page):
 def test_page_of_markov_decision_processes():
     names = run_page("docs/mdp.md")
     assert names["found"].gap <= 1e-6 * names["found"].bound
+
+
+def test_page_of_optimal_control():
+    names = run_page("docs/control.md")
+    assert names["plan"].gap <= 1e-6 * names["plan"].bound + 1e-9
 
 
 def test_page_of_isotonic_regression():

@@ -193,8 +193,8 @@ class _Cost(eqx.Module):
 class Balls(sc.AbstractSet):
     """Inputs (T, m) whose row t is within `radius[t]` of `middle[t]`.
 
-    >>> Balls(np.zeros((2, 2)), np.array([1.0, 5.0])).project(np.full((2, 2), [3.0, 4.0])).tolist()
-    [[0.6, 0.8], [3.0, 4.0]]
+    >>> Balls(np.zeros((2, 2)), np.array([1.0, 5.0])).project(np.full((2, 2), [0.0, 4.0])).tolist()
+    [[0.0, 1.0], [0.0, 4.0]]
     """
 
     middle: Any
