@@ -108,7 +108,7 @@ def default_solvers(straight: bool) -> tuple:
     """
     damped = Damped(hints=hints, patience=100)
     if not straight:
-        damped = Damped(hints=hints, patience=100, whole=1, settle=6.0)
+        damped = Damped(hints=hints, patience=100, whole=1, settle=3.0)
     return damped, Polish()
 
 
