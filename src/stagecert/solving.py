@@ -374,6 +374,7 @@ def search_lanes(
         # more.
         for _ in range(3):
             early = _not_yet(search.kept, certified, atol, rtol, target)
+            early &= search.kept.iteration < max_iterations
             if not early.any() or clock.over():
                 break
             lag = jnp.asarray(np.maximum(search.kept.bound - certified.bound, 0), dtype)
