@@ -41,7 +41,7 @@ from stagecert.rigor.functions import Refused
 from stagecert.rigor.numbers import Arithmetic
 from stagecert.solvers import Damped
 from stagecert.verify.queries import for_users, groups_of
-from stagecert.verify.splitting import LARGEST_DIMENSION
+from stagecert.verify.splitting import LARGEST_DIMENSION, divisible
 
 # How often a box that the checker cannot decide is halved.
 _DEEPEST = 12
@@ -341,14 +341,15 @@ class _Prover:
 
     def _divisible(self, part: _Part) -> bool:
         group = self.groups[part.group]
-        free = int(np.sum(group.inputs.upper64 > group.inputs.lower64))
+        free = int(np.sum(divisible(group.inputs.lower64, group.inputs.upper64)))
         return 0 < free <= LARGEST_DIMENSION and part.depth < _DEEPEST
 
     def _halved(self, part: _Part) -> tuple[_Part, _Part]:
         """Two halves along the axis that is the widest compared with the case's box."""
         inputs = self.groups[part.group].inputs
         whole = np.array(inputs.upper64 - inputs.lower64, float)
-        axis = int(np.argmax((part.high - part.low) / np.where(whole > 0, whole, np.inf)))
+        free = divisible(inputs.lower64, inputs.upper64)
+        axis = int(np.argmax((part.high - part.low) / np.where(free, whole, np.inf)))
         return _cut(part, axis, float(0.5 * part.low[axis] + 0.5 * part.high[axis]))
 
     # -- slopes ------------------------------------------------------------------------------------

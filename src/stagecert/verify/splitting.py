@@ -101,7 +101,7 @@ class Splitter:
         lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
         upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
         self.base = lower, upper
-        self.free = np.flatnonzero(np.any(_divisible(lower, upper), axis=0))
+        self.free = np.flatnonzero(np.any(divisible(lower, upper), axis=0))
         with jax.enable_x64(True):
             self.parts = as_arrays(split(network), jnp.float64)
             self.double = as_arrays(network, jnp.float64)
@@ -143,7 +143,7 @@ class Splitter:
     @staticmethod
     def worthwhile(groups: tuple[Group, ...]) -> bool:
         """Whether there are few enough free entries in the inputs."""
-        free = [np.sum(_divisible(group.inputs.lower64, group.inputs.upper64)) for group in groups]
+        free = [np.sum(divisible(group.inputs.lower64, group.inputs.upper64)) for group in groups]
         return 0 < int(max(free)) <= LARGEST_DIMENSION
 
     def _node(self, group: int) -> int:
@@ -328,7 +328,7 @@ class Found:
     weights: dict[tuple[int, int], np.ndarray]
 
 
-def _divisible(lower, upper) -> np.ndarray:
+def divisible(lower, upper) -> np.ndarray:
     """Which entries are free. A number like 0.1 that is no float64 is the interval around it."""
     lower, upper = np.asarray(lower, float), np.asarray(upper, float)
     return upper > np.nextafter(np.nextafter(lower, np.inf), np.inf)
