@@ -127,6 +127,45 @@ def test_new_numbers_do_not_compile_again():
     assert len(compiled) == first
 
 
+DOUBLE = np.kron([[1.0, 0.1], [0.0, 1.0]], np.eye(2))
+PUSH = np.kron([[0.0], [0.1]], np.eye(2))
+
+
+def drifting_lower(x, u):
+    return DOUBLE @ x + PUSH @ u - 0.02 + 0.002 * jnp.tile(u, 2) ** 2
+
+
+def drifting_upper(x, u):
+    return DOUBLE @ x + PUSH @ u + 0.02 - 0.002 * jnp.tile(u, 2) ** 2
+
+
+def quadratic(x, u):
+    return 0.5 * jnp.sum(jnp.array([1.0, 1.0, 0.1, 0.1]) * x**2) + 0.05 * jnp.sum(u**2)
+
+
+def test_marginally_stable_wedge_equals_clarabel():
+    p = ConvexControl(
+        quadratic, drifting_lower, drifting_upper, [2.0, -1.0, 0.5, 0.0], 60,
+        low=[-1.0, -1.0], high=1.0, state_curvature=[1.0, 1.0, 0.1, 0.1], input_curvature=0.1,
+    )  # fmt: skip
+    found = control.solve(p, rtol=1e-4)
+    x, u = cp.Variable((61, 4)), cp.Variable((60, 2))
+    off = x[1:] - x[:-1] @ DOUBLE.T - u @ PUSH.T
+    room = 0.02 - 0.002 * cp.square(cp.hstack([u, u]))
+    weights = np.array([[1.0, 1.0, 0.1, 0.1]])
+    problem = cp.Problem(
+        cp.Minimize(
+            0.5 * cp.sum(cp.multiply(weights, cp.square(x[1:]))) + 0.05 * cp.sum_squares(u)
+        ),
+        [x[0] == p.initial, cp.abs(u) <= 1, off <= room, -off <= room],
+    )
+    truth = problem.solve(solver=cp.CLARABEL)
+    assert found.status is Status.GAP_REACHED
+    assert found.bound <= truth * (1 + 1e-7)
+    assert truth <= found.value * (1 + 1e-7)
+    assert_feasible(p, found)
+
+
 # -- convex costs ---------------------------------------------------------------------------------
 
 A = np.array([[1.0, 0.2], [0.0, 0.9]])
