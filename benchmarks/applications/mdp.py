@@ -305,7 +305,7 @@ def _numpy_pass(process, reward, log_policy):
     new, policy = np.empty(process.shape), np.empty(process.shape)
 
     def run():
-        process.soft_backup(reward, log_policy, 2.0, new, policy)
+        process.soft_backup(reward, log_policy, 2.0, -60.0, new, policy)
         return process.occupancy(policy)[0]
 
     return run

@@ -146,10 +146,13 @@ class MDP:
             policy[t, values.argmax(axis=0), np.arange(self.states)] = 1.0
         return policy
 
-    def soft_backup(self, reward, log_policy, step: float, new_log_policy, new_policy) -> None:
+    def soft_backup(
+        self, reward, log_policy, step: float, least_log: float, new_log_policy, new_policy
+    ) -> None:
         """The policy that maximises reward minus the relative entropy to `log_policy` over `step`.
 
-        This is the exact proximal step over all occupancies at once. Writes to the last two.
+        This is the exact proximal step over all occupancies at once. Writes to the last two; the
+        logarithms are kept above `least_log`.
         """
         reward = self.over_time(reward)
         later = self.final
@@ -164,7 +167,8 @@ class MDP:
             total = p.sum(axis=0)
             p /= total
             log_total = np.log(total)
-            np.subtract(z, log_total, out=new_log_policy[t])
+            z -= log_total
+            np.maximum(z, least_log, out=new_log_policy[t])
             later = (top + log_total) / step
 
     def occupancy(self, policy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

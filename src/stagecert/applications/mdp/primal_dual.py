@@ -22,13 +22,13 @@ _LOOK = 10
 _ENOUGH, _SOME, _LATE = 0.2, 0.5, 0.36
 
 
-def primal_dual(search: Search, relative: float) -> None:
+def primal_dual(search: Search, relative: float, most: int) -> None:
     """Improves what the search knows, until its gap is within a tolerance or a limit is reached.
 
-    Begins where the search stands.
+    Begins where the search stands; makes `most` iterations, counting those of before.
     """
     state = _State(search)
-    while not search.within(relative) and not search.over:
+    while not search.within(relative) and not search.over and search.iterations < most:
         for _ in range(_LOOK):
             state.step()
         state.look()
@@ -42,10 +42,16 @@ class _State:
         self.search, self.mdp, self.adversary = search, search.mdp, search.adversary
         mdp, weights = self.mdp, self.adversary.weights
         self.policy, self._spare = np.empty(mdp.shape), np.empty(mdp.shape)
+        # Entropic steps keep probabilities above this, so that what is all but ruled out can come
+        # back within a few steps; what it costs is far below the tolerance.
+        floor = np.clip(1e-3 * search.relative_tolerance, np.exp(-60.0), 1e-6)
+        self.least_log = weights.least_log = float(np.log(floor))
+        self.span = self.adversary.effects.span or 1.0
         reach = mdp.horizon * np.log(max(mdp.actions, 2))
         self.balance = np.sqrt(reach / weights.radius) if weights.radius > 0 else 1.0
-        # Far too long on purpose: the search for a length shortens it.
-        self.length = 1e3 / (self.adversary.effects.span or 1.0)
+        self.first_balance = self.balance
+        # Ten times what is fine even when both players move as far as they can.
+        self.length = 10 * np.sqrt(reach * (weights.radius or 1.0)) / (mdp.horizon * self.span)
         self.trials = 0
         self.last_gap = self.restart_gap = np.inf
         self._restart(search.x, search.visits, search.mass, self._log_policy(search.visits))
@@ -61,7 +67,7 @@ class _State:
     def _log_policy(self, visits: np.ndarray) -> np.ndarray:
         """Logarithms of the policy with these visits, uniform where there are none."""
         policy = self.mdp.policy_of(visits, np.full((1, 1, 1), 1 / self.mdp.actions))
-        return np.log(np.maximum(policy, 1e-300))
+        return np.maximum(np.log(np.maximum(policy, 1e-300)), self.least_log)
 
     def step(self) -> None:
         """One step of both players, as long as its search finds good."""
@@ -70,15 +76,16 @@ class _State:
         while True:
             length = self.length
             self.mdp.soft_backup(
-                reward, self.log_policy, length * self.balance, self._spare, self.policy
-            )
+                reward, self.log_policy, length * self.balance, self.least_log,
+                self._spare, self.policy,
+            )  # fmt: skip
             visits, mass = self.mdp.occupancy(self.policy)
             gradient = effects.back(visits)
             x = weights.step(self.x, gradient, length / self.balance)
             moved = self._entropy(visits, self._spare, self.log_policy) / self.balance
             moved += weights.distance(x, self.x) * self.balance
             bilinear = abs(float(np.sum((x - self.x) * (gradient - self.gradient))))
-            longest = moved / bilinear if bilinear > 0 else np.inf
+            longest = moved / bilinear if bilinear > 1e-200 * self.span else np.inf
             self.trials += 1
             cautious = 1 - (self.trials + 1) ** -0.3
             eager = 1 + (self.trials + 1) ** -0.6
@@ -103,7 +110,12 @@ class _State:
         total = 0.0
         for d, new, old in zip(visits, log_new, log_old, strict=True):
             total += float(np.vdot(d, new - old))
-        return max(total, 0.0)
+        if total > 1e-6 * len(visits):
+            return total
+        # Close policies: the sum has lost its digits, this bound from below has not.
+        new, old = np.exp(log_new), np.exp(log_old)
+        mass = visits.sum(axis=1, keepdims=True)
+        return max(total, 0.5 * float(np.sum(mass * (new - old) ** 2 / np.maximum(new, old))))
 
     def look(self) -> None:
         """Offers the average and the current point to the search; restarts if it is time."""
@@ -113,14 +125,14 @@ class _State:
         average = search.offer_weights(x) - search.offer_visits(visits, mass)
         current = search.offer_weights(self.x) - search.offer_visits(self.visits, self.mass)
         gap = min(average, current)
-        due = (
-            gap <= _ENOUGH * self.restart_gap
-            or (gap <= _SOME * self.restart_gap and gap > self.last_gap)
-            or self.steps >= _LATE * search.iterations
-        )
+        fell = gap <= _ENOUGH * self.restart_gap
+        fell |= gap <= _SOME * self.restart_gap and gap > self.last_gap
+        late = self.steps >= _LATE * search.iterations
         self.last_gap = gap
-        if not due:
+        if not fell and not late:
             return
+        if not fell:  # the balance may be to blame: back towards the first one
+            self.balance = np.sqrt(self.balance * self.first_balance)
         point = (self.x, self.visits, self.mass, self.log_policy)
         if average < current:
             point = (x, visits, mass, self._log_policy(visits))

@@ -75,6 +75,12 @@ class Search:
         return self.gap <= self.limits.absolute + relative * abs(self.bound)
 
     @property
+    def relative_tolerance(self) -> float:
+        """The tolerance as a share of the largest reward, or of the bound where that is less."""
+        size = self.adversary.size or 1.0
+        return self.limits.relative * min(abs(self.bound) / size, 1.0) + self.limits.absolute / size
+
+    @property
     def exhausted(self) -> bool:
         """Whether all that is left of the gap is what rounding is charged."""
         charge = self.adversary.value_charge(self.mdp) + self.adversary.bound_charge(self.mdp)

@@ -20,6 +20,8 @@ from stagecert.solution import Status
 ENGINES = ("auto", "primal-dual")
 # First-order steps are fast down to about this relative gap; linear programmes finish from there.
 _COARSE = 1e-4
+# Rows (times, actions and states) of a small problem, and the most steps before its programme.
+_SMALL, _FEW = 5_000, 1_000
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,13 @@ def solve(
 def _by_search(search: Search, engine: str) -> str:
     name = "primal-dual"
     finish = engine == "auto" and can_sift(search)
-    primal_dual(search, _COARSE if finish else 0.0)
+    # Small programmes are solved at once, wherever the search stands.
+    small = finish and np.prod(search.mdp.shape) <= _SMALL
+    primal_dual(search, _COARSE if finish else 0.0, _FEW if small else search.limits.iterations)
     if finish and not search.within(0.0) and not search.over:
         if sift(search):
             name = "primal-dual, linear programmes"
-        primal_dual(search, 0.0)
+        primal_dual(search, 0.0, search.limits.iterations)
     return name
 
 

@@ -1,7 +1,8 @@
 """Sets of the adversary's weights: starting points, proximal steps, linear minima.
 
 `radius` bounds the distance of any point from the start; `rounding` bounds how far, in proportion,
-a point that `feasible` returns is from one exactly in the set.
+a point that `feasible` returns is from one exactly in the set; `least_log` is the logarithm of what
+entropic steps keep probabilities above.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class Weights(Protocol):
 
     radius: float
     rounding: float
+    least_log: float
 
     def start(self) -> np.ndarray:
         """A point in the middle."""
@@ -55,20 +57,23 @@ class Chances:
         self.count = count
         self.radius = float(np.log(count))
         self.rounding = 2 * (count + 2) * _UNIT
+        self.least_log = -60.0
 
     def start(self):
         return np.full(self.count, 1 / self.count)
 
     def step(self, x, gradient, size):
-        # Nothing becomes zero, so that everything can come back.
-        z = np.log(np.maximum(x, 1e-300)) - size * gradient
-        chances = np.exp(z - z.max())
+        floor = np.exp(self.least_log)
+        z = np.log(np.maximum(x, floor)) - size * gradient
+        chances = np.maximum(np.exp(z - z.max()), floor)
         return chances / chances.sum()
 
     def distance(self, new, old):
-        floor = 1e-300
-        ratio = np.log(np.maximum(new, floor) / np.maximum(old, floor))
-        return max(float(new @ ratio), 0.0)
+        floor = np.exp(self.least_log)
+        new, old = np.maximum(new, floor), np.maximum(old, floor)
+        # The second is a bound from below that keeps its digits when both are close.
+        curved = float(np.sum((new - old) ** 2 / np.maximum(new, old)))
+        return max(float(new @ np.log(new / old)), 0.5 * curved)
 
     def feasible(self, x):
         return x / x.sum()
@@ -81,7 +86,9 @@ class Chances:
 
 
 class _Euclidean:
-    """Distances are half the squared Euclidean ones."""
+    """Distances are half the squared Euclidean ones; nothing is entropic."""
+
+    least_log = -np.inf
 
     def distance(self, new, old):
         move = (new - old).ravel()
