@@ -492,6 +492,14 @@ def test_steps_adapt_to_the_scale_of_rewards(scale):
     assert other.value / scale == pytest.approx(one.value, rel=3e-6)
 
 
+def test_charges_for_rounding_are_small_over_long_horizons():
+    """Two states that alternate, each earning 1 or 2 for staying on the move."""
+    process = MDP(np.array([[[0.0, 1.0], [1.0, 0.0]]] * 2), 3000)
+    found = solve(process, sc.Box(np.array([[1.0, 0.5], [2.0, 0.0]]), np.full((2, 2), 3.0)))
+    assert found.bound <= 4500 <= found.value
+    assert found.gap <= 1e-6
+
+
 def test_progress_is_reported(capsys):
     rng = np.random.default_rng(16)
     process, seen = random_mdp(rng), []

@@ -217,7 +217,8 @@ class MDP:
         error = 0.0
         most = float(np.abs(self.final).max())
         for _ in range(self.horizon):
-            most = 1.01 * (self._growth * most + size)
+            # Far more than the rounding of this sum, and little even over long horizons.
+            most = (1 + 1e-9) * (self._growth * most + size)
             # A sum of products of n terms is off by at most n units of the sum of the sizes.
             error = self._growth * error + 1.01 * (back + 3) * _UNIT * most
         return 1.01 * (error + (self.states + 2) * _UNIT * most) + 1e-290
