@@ -71,11 +71,10 @@ def expected_steps(problem: LinearQuadratic, limits: Limits) -> float:
     """
     signs = np.random.default_rng(0).choice([-1.0, 1.0], problem.inputs)
     inputs = np.broadcast_to(signs, (problem.horizon, problem.inputs))
-    with np.errstate(over="ignore", invalid="ignore"):
-        states = linear_recursion(problem.A, np.zeros(problem.states), apply(problem.B, inputs))
-        curvature = np.sum(states[1:] * apply(problem.Q, states[1:]))
-        curvature += np.sum(inputs * apply(problem.R, inputs))
-        condition = curvature / inputs.size / problem.input_curvature.min()
+    states = linear_recursion(problem.A, np.zeros(problem.states), apply(problem.B, inputs))
+    curvature = np.sum(states[1:] * apply(problem.Q, states[1:]))
+    curvature += np.sum(inputs * apply(problem.R, inputs))
+    condition = curvature / inputs.size / problem.input_curvature.min()
     if not np.isfinite(condition):
         return np.inf
     return 0.5 * np.sqrt(condition) * np.log(1 / max(limits.relative, 1e-12))

@@ -30,7 +30,7 @@ def search_by_newton(
     lower, upper = problem.lower, problem.upper
     at_lower, at_upper = _held(problem, start)
     origin = np.zeros_like(start.states)
-    steps, gaps = 0, [np.inf] * _PATIENCE
+    steps, gaps = 0, []
     while steps < most and not limits.late() and not limits.reached(search.value, search.bound):
         steps += 1
         held = np.where(at_lower, lower, np.where(at_upper, upper, 0.0))
@@ -44,15 +44,14 @@ def search_by_newton(
             )
         except np.linalg.LinAlgError:
             break
-        with np.errstate(over="ignore", invalid="ignore"):
-            states, inputs = feedback.roll_out(problem, origin, held, 1.0)
-            slope = gradient(problem, inputs, sweep_back(problem, states))
-            cut_off = feedback.roll_out(problem, origin, held, 1.0, problem.project_one)
+        states, inputs = feedback.roll_out(problem, origin, held, 1.0)
+        slope = gradient(problem, inputs, sweep_back(problem, states))
+        cut_off = feedback.roll_out(problem, origin, held, 1.0, problem.project_one)
         if not np.all(np.isfinite(slope)):
             break
         search = search.seen(evaluate(problem, certifier, cut_off[1], cut_off[0]))
         gaps.append(search.value - search.bound)
-        if gaps[-1] > 0.5 * gaps[-1 - _PATIENCE]:
+        if len(gaps) > _PATIENCE and not gaps[-1] <= 0.5 * gaps[-1 - _PATIENCE] < np.inf:
             break
         at_lower, at_upper = (
             np.where(at_lower, slope > 0, inputs < lower),

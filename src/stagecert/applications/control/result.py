@@ -96,9 +96,8 @@ def evaluate(
     states: np.ndarray | None = None,
 ) -> Evaluated:
     """Inputs with all that follows from them; states where a feedback has made them already."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        states = roll_out(problem, inputs) if states is None else states
-        multipliers = sweep_back(problem, states)
-        slope = gradient(problem, inputs, multipliers)
+    states = roll_out(problem, inputs) if states is None else states
+    multipliers = sweep_back(problem, states)
+    slope = gradient(problem, inputs, multipliers)
     proof = certifier.certify(states, inputs, multipliers, slope)
     return Evaluated(states, inputs, multipliers, slope, proof.value, proof.bound)

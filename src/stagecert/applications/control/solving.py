@@ -126,7 +126,9 @@ def solve(
         return _solve_stagewise(problem, limits, engine, start, time_limit, begin)
     _check_engine(engine, problem)
     given = _starting_inputs(problem, start)
-    search, names = _search(problem, Certifier(problem), given, engine, limits)
+    # States of unstable dynamics may overflow; what is not finite is never taken for better.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        search, names = _search(problem, Certifier(problem), given, engine, limits)
     return Trajectory(
         search.states, search.inputs, search.value, search.bound, search.status(limits),
         ", ".join(names), search.iterations, search.multipliers, time.perf_counter() - begin,
