@@ -244,6 +244,15 @@ def test_unstable_dynamics():
     assert_valid(p, control.solve(p), by_clarabel(p), rtol=1e-6)
 
 
+@pytest.mark.parametrize("horizon", [300, 3000])
+def test_states_that_no_input_holds_claim_nothing(horizon):
+    p = LinearQuadratic([[3.0]], [[1.0]], [1.0], [1.0], [10.0], horizon, lower=-1.0, upper=1.0)
+    found = control.solve(p)
+    assert found.status is Status.STALLED
+    assert found.bound == -np.inf
+    assert found.value > 1e280
+
+
 def test_warm_start_needs_fewer_steps():
     first = control.solve(masses(count=5, horizon=150, seed=3))
     again = masses(count=5, horizon=150, initial=first.states[1])
