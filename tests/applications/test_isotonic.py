@@ -496,3 +496,12 @@ def test_extensions_enclose_every_monotone_function():
     assert np.all((low <= truth + 1e-12)[surrounded])
     assert np.all((truth <= high + 1e-12)[surrounded])
     assert np.all((low <= middle) & (middle <= high))
+
+
+def test_flows_of_tiny_amounts_are_finite():
+    from stagecert.applications.isotonic.flows import _upper_set_scipy
+
+    none = np.zeros(0, np.int32)
+    assert not _upper_set_scipy(np.array([5e-324]), none, none).any()
+    order = np.array([0], np.int32), np.array([1], np.int32)
+    assert _upper_set_scipy(np.array([-1e-280, 2e-280]), *order).tolist() == [False, True]

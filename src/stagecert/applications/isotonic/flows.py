@@ -66,7 +66,8 @@ def _scale(*amounts: np.ndarray) -> float:
     # Each rounding adds at most a half.
     most = max(float(np.sum(part)) for part in amounts)
     room = _MOST - max(len(part) for part in amounts) - 1
-    return 2.0 ** np.floor(np.log2(room / most)) if most > 0 else 1.0
+    # Amounts so small that their scale would overflow count as zero.
+    return 2.0 ** min(np.floor(np.log2(room) - np.log2(most)), 1000.0) if most > 0 else 1.0
 
 
 def _network(count, supply, lower, upper, capacities, backwards=None):
