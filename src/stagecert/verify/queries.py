@@ -1,9 +1,8 @@
 """A property as arrays: for each input box, the rows to bound and the limits they must exceed.
 
-Coefficients in a property are exact fractions. A row whose coefficients are no floats is multiplied
-by a positive number so that they become floats exactly, which nearly always works. Where it does
-not, the limit is raised by more than the difference can matter. Limits are rounded up. So
-`bound > limit` is a proof.
+Coefficients in a property are exact fractions. A row is multiplied by a positive number so that
+its coefficients become floats exactly, which nearly always works. Where it does not, the limit is
+raised by more than the difference can matter. Limits are rounded up. So `bound > limit` is a proof.
 """
 
 import math
@@ -177,8 +176,6 @@ def _scaled(row: Row, outputs: int) -> Scaled:
     if not terms:
         return Scaled({}, Fraction(1), ())
     values = list(terms.values())
-    if all(math.isfinite(_nearest(c)) and Fraction(_nearest(c)) == c for c in values):
-        return Scaled({place: float(c) for place, c in terms.items()}, Fraction(1), ())
     denominators = math.lcm(*(c.denominator for c in values))
     whole = [int(c * denominators) for c in values]
     divisor = math.gcd(*whole)

@@ -44,7 +44,9 @@ class CaseBounds:
         bounds: for each of these rows a certified lower bound of row - bound over the whole box.
         shortfall: how far the best of these bounds is from deciding the case; zero if it does.
         nearest: the smallest violation met: the largest row - bound at the best point. A
-            counterexample has at most zero. Computed in single precision.
+            counterexample has at most zero. Computed in single precision. Where the rows of a case
+            have coefficients of different sizes, each row counts as if its largest one were about
+            one.
     """
 
     case: int
@@ -257,6 +259,8 @@ class Verification:
                 best = float(np.max(margins[rows])) if rows else -np.inf
                 refuted = bool(state.refuted[c])
                 row = state.row[c]
+                scales = {group.scaled[r].scale for r in rows}
+                unit = float(scales.pop()) if len(scales) == 1 else 1.0
                 cases.append(
                     CaseBounds(
                         number,
@@ -265,7 +269,7 @@ class Verification:
                         None if row is None else rows.index(row),
                         margins[rows],
                         0.0 if refuted else max(-best, 0.0),
-                        float(state.nearest[c]),
+                        float(state.nearest[c]) / unit,
                     )
                 )
         cases.sort(key=lambda one: one.case)
