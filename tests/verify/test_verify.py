@@ -291,3 +291,15 @@ def test_partial_results_before_any_work():
     work = Verification(dense(random_layers(0)), vnnlib(LOW, HIGH, "(<= Y_0 0)", 3))
     found = work.so_far("timeout", "Time is up.")
     assert (found.answer, found.cases) == ("timeout", ())
+
+
+def test_the_nearest_violation_is_in_the_units_of_the_property():
+    layers = random_layers(3)
+    row = (np.array([1.0, -1.0, 0.0]), np.zeros(2), 0.0)
+    least = smallest_violation(layers, LOW, HIGH, [row])
+    moved = (row[0], row[1], least - 1.0)  # missed by one
+    found = verify(dense(layers), vnnlib(LOW, HIGH, row_text(*moved), 3), 60)
+    assert found.answer == "unsat"
+    (case,) = found.cases
+    assert case.bounds.max() <= 1 + 1e-9
+    assert case.nearest >= 1 - 1e-3
