@@ -28,7 +28,6 @@ from benchmarks.applications import records
 from stagecert.applications import control
 
 PACKAGES = ("numpy", "scipy", "jax", "piqp", "clarabel", "cvxpy")
-PAGE = records.ROOT / "docs" / "control.md"
 REPEATS = 5
 RTOL = 1e-4
 SHAPES = {"700": (10, 4, 50), "10,000": (40, 10, 200), "70,000": (100, 40, 500)}
@@ -376,16 +375,7 @@ TABLES = {
 
 
 def tables() -> str:
-    """All tables of the application; those that the page of the documentation has, there too."""
-    sections = ["# Optimal control", "", "Seconds of CPU on one thread, least of several runs.", ""]
-    page = PAGE.read_text()
-    for part, (title, make) in TABLES.items():
-        text = f"{make()}\n\n{records.origin('control', part)}"
-        sections += [f"## {title}", "", text, ""]
-        mark = f"<!-- control {part} -->"
-        if mark in page:
-            before, rest = page.split(mark, 1)
-            after = rest.split("<!-- end -->", 1)[1]
-            page = f"{before}{mark}\n\n{text}\n\n<!-- end -->{after}"
-    PAGE.write_text(page)
-    return "\n".join(sections)
+    """All tables of the application."""
+    return records.render(
+        "control", "Optimal control", "Seconds of CPU on one thread, least of several runs.", TABLES
+    )

@@ -16,7 +16,6 @@ from stagecert.applications import isotonic
 from stagecert.applications.isotonic import fitting, flows, loops, vectorised
 
 PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "PyMaxflow", "clarabel", "jax")
-PAGE = records.ROOT / "docs" / "isotonic.md"
 SIZES = (1_000, 10_000, 100_000)
 REPEATS = 5
 # Ascent steps in one measurement of the loops.
@@ -428,16 +427,7 @@ TABLES = {
 
 
 def tables() -> str:
-    """All tables of the application; those that the page of the documentation has, there too."""
-    sections = ["# Isotonic regression", "", "Seconds of CPU, least of several runs.", ""]
-    page = PAGE.read_text()
-    for part, (title, make) in TABLES.items():
-        text = f"{make()}\n\n{records.origin('isotonic', part)}"
-        sections += [f"## {title}", "", text, ""]
-        mark = f"<!-- isotonic {part} -->"
-        if mark in page:
-            before, rest = page.split(mark, 1)
-            after = rest.split("<!-- end -->", 1)[1]
-            page = f"{before}{mark}\n\n{text}\n\n<!-- end -->{after}"
-    PAGE.write_text(page)
-    return "\n".join(sections)
+    """All tables of the application."""
+    return records.render(
+        "isotonic", "Isotonic regression", "Seconds of CPU, least of several runs.", TABLES
+    )

@@ -16,7 +16,6 @@ from benchmarks.applications import records
 from stagecert.applications.mdp import MDP, Budget, Mixture, from_gymnasium, solve
 
 PACKAGES = ("numpy", "scipy", "highspy", "jax", "numba", "gymnasium")
-PAGE = records.ROOT / "docs" / "mdp.md"
 TOLERANCE = 1e-4
 # States, actions, horizon, scenarios; and the seconds of CPU that peers may take.
 SIZES = {"small": (50, 5, 10, 10), "medium": (300, 8, 30, 20), "large": (1000, 10, 50, 30)}
@@ -474,16 +473,7 @@ TABLES = {
 
 
 def tables() -> str:
-    """All tables of the application; those that the page of the documentation has, there too."""
-    sections = ["# Markov decision processes", "", "Seconds of CPU, least of several runs.", ""]
-    page = PAGE.read_text()
-    for part, (title, make) in TABLES.items():
-        text = f"{make()}\n\n{records.origin('mdp', part)}"
-        sections += [f"## {title}", "", text, ""]
-        mark = f"<!-- mdp {part} -->"
-        if mark in page:
-            before, rest = page.split(mark, 1)
-            after = rest.split("<!-- end -->", 1)[1]
-            page = f"{before}{mark}\n\n{text}\n\n<!-- end -->{after}"
-    PAGE.write_text(page)
-    return "\n".join(sections)
+    """All tables of the application."""
+    return records.render(
+        "mdp", "Markov decision processes", "Seconds of CPU, least of several runs.", TABLES
+    )

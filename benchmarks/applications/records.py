@@ -6,11 +6,14 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "applications"
+
+# For each part: the table's heading, and the function that makes it.
+Tables = Mapping[str, tuple[str, Callable[[], str]]]
 
 
 def _cpu() -> str:
@@ -58,6 +61,23 @@ def save_tables(application: str, text: str) -> Path:
     path = RESULTS / f"{application}.md"
     _write(path, text)
     return path
+
+
+def render(application: str, title: str, note: str, tables: Tables) -> str:
+    """All tables of an application; those that its page of the documentation has, there too."""
+    sections = [f"# {title}", "", note, ""]
+    path = ROOT / "docs" / f"{application}.md"
+    page = path.read_text()
+    for part, (heading, make) in tables.items():
+        text = f"{make()}\n\n{origin(application, part)}"
+        sections += [f"## {heading}", "", text, ""]
+        mark = f"<!-- {application} {part} -->"
+        if mark in page:
+            before, rest = page.split(mark, 1)
+            after = rest.split("<!-- end -->", 1)[1]
+            page = f"{before}{mark}\n\n{text}\n\n<!-- end -->{after}"
+    path.write_text(page)
+    return "\n".join(sections)
 
 
 def _write(path: Path, text: str) -> None:

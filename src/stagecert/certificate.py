@@ -22,6 +22,7 @@ import numpy as np
 
 from stagecert import pieces, tree
 from stagecert.errors import ProblemError
+from stagecert.files import write_whole
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import (
     ForwardPass,
@@ -384,10 +385,7 @@ class Certificate(eqx.Module):
                 leaves[f"{part}_{i}"] = np.asarray(leaf)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **leaves)
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(buffer.getvalue())
-        partial.replace(path)
+        write_whole(Path(path), buffer.getvalue())
 
     @staticmethod
     def load(path: str | os.PathLike, problem: Problem) -> "Certificate":

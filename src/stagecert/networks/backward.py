@@ -97,13 +97,6 @@ def lines_at(wedge: AbstractWedge, x, slopes, span: Span) -> Lines:
     return Lines(low_slope, low_offset, high_slope, high_offset)
 
 
-def spans(layers: tuple[Layer, ...], input_magnitudes: tuple, block_magnitudes: tuple) -> tuple:
-    """Span of every layer's segment, from magnitudes of the inputs and blocks."""
-    return tuple(
-        segment_span(layer.segment, input_magnitudes, block_magnitudes) for layer in layers
-    )
-
-
 def segment_span(segment: Segment, input_magnitudes: tuple, block_magnitudes: tuple) -> Span:
     """Sum of the absolute values of all terms of a segment's output, rounded up."""
     values = segment.pick(input_magnitudes, block_magnitudes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stagecert.applications.answer import Answer
 from stagecert.applications.control.certificate import Certifier
 from stagecert.applications.control.gradient import expected_steps, search_by_gradients
 from stagecert.applications.control.interior import search_interior
@@ -31,8 +32,8 @@ _SEARCHES = {
 _USUAL_NEWTON_STEPS, _INTERIOR_STEPS = 8, 60
 
 
-@dataclass(frozen=True)
-class Trajectory:
+@dataclass(frozen=True, repr=False)
+class Trajectory(Answer):
     """A trajectory, with the proof of how good it is.
 
     Attributes:
@@ -56,17 +57,6 @@ class Trajectory:
     iterations: int
     multipliers: np.ndarray | None
     seconds: float
-
-    @property
-    def gap(self) -> float:
-        """value - bound: how far the value can be from the optimum."""
-        return self.value - self.bound
-
-    def __repr__(self) -> str:
-        return (
-            f"Trajectory(value={self.value:.10g}, bound={self.bound:.10g}, gap={self.gap:.3g}, "
-            f"status={self.status.name}, engine={self.engine!r})"
-        )
 
     def shifted(self, steps: int = 1) -> np.ndarray:
         """The inputs some steps later, the last repeated: a warm start for a receding horizon."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stagecert.applications.answer import Answer
 from stagecert.applications.isotonic.certificate import Samples, lower_bound
 from stagecert.applications.isotonic.chains import solve_chain
 from stagecert.applications.isotonic.dual import solve_dual
@@ -27,8 +28,8 @@ _SMALL = 5_000
 ENGINES = ("auto", "pava", "dual", "cuts", "stagewise")
 
 
-@dataclass(frozen=True)
-class IsotonicFit:
+@dataclass(frozen=True, repr=False)
+class IsotonicFit(Answer):
     """An isotonic fit, with the proof of how good it is.
 
     Attributes:
@@ -51,17 +52,6 @@ class IsotonicFit:
     iterations: int
     multipliers: np.ndarray
     seconds: float
-
-    @property
-    def gap(self) -> float:
-        """value - bound: how far the value can be from the optimum."""
-        return self.value - self.bound
-
-    def __repr__(self) -> str:
-        return (
-            f"IsotonicFit(value={self.value:.10g}, bound={self.bound:.10g}, gap={self.gap:.3g}, "
-            f"status={self.status.name}, engine={self.engine!r})"
-        )
 
 
 def fit(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stagecert.applications.answer import Answer
 from stagecert.applications.mdp.checking import amount, numbers, reject, whole
 from stagecert.applications.mdp.model import MDP
 from stagecert.applications.mdp.primal_dual import primal_dual
@@ -24,8 +25,8 @@ _COARSE = 1e-4
 _SMALL, _FEW = 5_000, 1_000
 
 
-@dataclass(frozen=True)
-class RobustPolicy:
+@dataclass(frozen=True, repr=False)
+class RobustPolicy(Answer):
     """A policy, what it earns whatever the reward, and how close that is to the best possible.
 
     The robust value, which the best policy guarantees, is between `bound` and `value`.
@@ -55,17 +56,6 @@ class RobustPolicy:
     engine: str
     iterations: int
     seconds: float
-
-    @property
-    def gap(self) -> float:
-        """value - bound: how far the policy can be from the best."""
-        return self.value - self.bound
-
-    def __repr__(self) -> str:
-        return (
-            f"RobustPolicy(value={self.value:.10g}, bound={self.bound:.10g}, gap={self.gap:.3g}, "
-            f"status={self.status.name}, engine={self.engine!r})"
-        )
 
 
 def solve(
