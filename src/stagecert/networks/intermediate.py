@@ -143,17 +143,7 @@ def _exact(segment: Segment) -> bool:
 @eqx.filter_jit
 def _bent(layer: Layer, low, high):
     """Which entries feed an activation that is not linear on its interval."""
-
-    def one(low, high):
-        wedge = layer.wedge(low, high)
-        middle = 0.5 * low + 0.5 * high
-        open_ = wedge.upper(middle) > wedge.lower(middle)
-        # A maximum has one block entry for several arguments.
-        return jnp.broadcast_to(
-            open_ if open_.ndim == low.ndim else open_[..., None], low.shape
-        ) & (high > low)
-
-    return jax.vmap(one)(low, high)
+    return jax.vmap(layer.bent)(low, high)
 
 
 def _refined(before, layer: Layer, regions, arguments, interval, how, memory, show):

@@ -64,6 +64,15 @@ class Layer(eqx.Module):
         settings = dict(self.operation.settings)
         return find(self.operation.kind).image(low, high, self.weights, **settings)
 
+    def bent(self, low, high):
+        """Which arguments feed an activation that is not linear on its interval."""
+        wedge = self.wedge(low, high)
+        middle = 0.5 * low + 0.5 * high
+        wide = wedge.upper(middle) > wedge.lower(middle)
+        # A maximum has one block entry for several arguments.
+        wide = wide if wide.ndim == low.ndim else wide[..., None]
+        return jnp.broadcast_to(wide, low.shape) & (high > low)
+
 
 class Split(eqx.Module):
     """A network cut at its activations."""

@@ -205,13 +205,8 @@ def _reach(layer: Layer, pairs: tuple, sizes: tuple):
 
     def one(pairs, sizes):
         low, high = segment_interval(layer.segment, (), pairs)
-        wedge = layer.wedge(low, high)
-        middle = 0.5 * low + 0.5 * high
-        wide = wedge.upper(middle) > wedge.lower(middle)
-        # A maximum has one block entry for several arguments.
-        wide = wide if wide.ndim == low.ndim else wide[..., None]
-        bent = jnp.broadcast_to(wide, low.shape) & (high > low)
-        return low, high, bent.reshape(-1), segment_span(layer.segment, (), sizes)
+        bent = layer.bent(low, high).reshape(-1)
+        return low, high, bent, segment_span(layer.segment, (), sizes)
 
     return jax.vmap(one)(pairs, sizes)
 
