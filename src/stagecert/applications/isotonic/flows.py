@@ -32,7 +32,7 @@ def best_upper_set(gain: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
 
 
 def _upper_set_pymaxflow(gain, lower, upper):
-    import maxflow
+    import maxflow  # pyright: ignore[reportMissingImports]
 
     graph = maxflow.GraphFloat(len(gain), len(lower))
     nodes = graph.add_grid_nodes(len(gain))
