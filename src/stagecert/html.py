@@ -1,0 +1,157 @@
+"""Reports as one HTML file each, which needs no network, no server and no other file.
+
+Whatever is given as text is shown as that text: nothing in it is read as HTML. Figures come from
+matplotlib and become part of the page as SVG.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from stagecert.files import write_whole
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --quiet: #767676; --shade: #8881; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2, h3 { line-height: 1.2; margin: 2rem 0 .6rem; }
+nav { border-left: 3px solid var(--line); padding-left: 1rem; }
+nav a { display: block; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
+caption, figcaption { color: var(--quiet); text-align: left; padding: .2rem 0; }
+th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
+thead th { border-bottom: 2px solid var(--line); }
+tbody tr { border-bottom: 1px solid var(--line); }
+.number { text-align: right; white-space: nowrap; }
+figure { margin: 1rem 0; }
+figure svg { max-width: 100%; height: auto; background: white; }
+pre { background: var(--shade); padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+"""
+
+
+class Page:
+    """An HTML page that is put together from the top to the bottom.
+
+    >>> page = Page("Sweep")
+    >>> page.heading("Verdicts")
+    >>> page.table(["verdict", "instances"], [["unsat", 12], ["sat", 3]])
+    >>> "<td class='number'>12</td>" in str(page)
+    True
+    """
+
+    def __init__(self, title: str, lead: str = ""):
+        self.title = title
+        self._lead = lead
+        self._body: list[str] = []
+        self._contents: list[tuple[str, str]] = []
+        self._figures = 0
+
+    def heading(self, text: str, level: int = 2) -> None:
+        """A heading; those of level 2 are listed at the top of the page."""
+        name = f"{len(self._contents) + 1}-" + re.sub(r"\W+", "-", text.lower()).strip("-")
+        if level == 2:
+            self._contents.append((name, text))
+        self._body.append(f"<h{level} id='{name}'>{escape(text)}</h{level}>")
+
+    def paragraph(self, text: str) -> None:
+        """Running text."""
+        self._body.append(f"<p>{escape(text)}</p>")
+
+    def code(self, text: str) -> None:
+        """Text as it would be typed: a command."""
+        self._body.append(f"<pre><code>{escape(text)}</code></pre>")
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = ""
+    ) -> None:
+        """A table. Numbers stand on the right; None is an empty cell."""
+        body = [[_cell(value) for value in row] for row in rows]
+        # A heading stands where most of its column does.
+        right = [
+            sum("number" in row[k] for row in body if k < len(row)) * 2 > len(body)
+            for k in range(len(columns))
+        ]
+        head = "".join(
+            f"<th class='number'>{escape(name)}</th>" if at_right else f"<th>{escape(name)}</th>"
+            for name, at_right in zip(columns, right, strict=True)
+        )
+        lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in body)
+        title = f"<caption>{escape(caption)}</caption>" if caption else ""
+        self._body.append(
+            f"<div class='wide'><table>{title}<thead><tr>{head}</tr></thead>\n"
+            f"<tbody>{lines}</tbody></table></div>"
+        )
+
+    def facts(self, facts: Mapping[str, Any], caption: str = "") -> None:
+        """Names and values, one a line; entries of mappings within are listed one by one."""
+        rows = []
+        for name, value in facts.items():
+            inner = value.items() if isinstance(value, Mapping) else [("", value)]
+            rows.extend((f"{name} {key}".strip(), str(entry)) for key, entry in inner)
+        self.table(["", ""], rows, caption)
+
+    def figure(self, figure: Any, caption: str) -> None:
+        """A matplotlib figure; the caption also tells those who cannot see it what it shows."""
+        self._figures += 1
+        picture = _svg(figure, f"figure{self._figures}")
+        picture = picture.replace("<svg", f"<svg role='img' aria-label='{escape(caption)}'", 1)
+        self._body.append(f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>")
+
+    def __str__(self) -> str:
+        links = "".join(f"<a href='#{name}'>{escape(text)}</a>" for name, text in self._contents)
+        return "\n".join(
+            [
+                "<!DOCTYPE html>",
+                "<html lang='en'>",
+                "<head>",
+                "<meta charset='utf-8'>",
+                "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+                f"<title>{escape(self.title)}</title>",
+                f"<style>{_STYLE}</style>",
+                "</head>",
+                "<body>",
+                f"<h1>{escape(self.title)}</h1>",
+                f"<p>{escape(self._lead)}</p>" if self._lead else "",
+                f"<nav>{links}</nav>" if len(self._contents) > 1 else "",
+                *self._body,
+                "</body>",
+                "</html>",
+                "",
+            ]
+        )
+
+    def write(self, path: Path) -> None:
+        """Writes the page, in one piece."""
+        write_whole(path, str(self))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"<td>{'yes' if value else 'no'}</td>"
+    if isinstance(value, Real):
+        text = str(value) if isinstance(value, Integral) else f"{float(value):.4g}"
+        return f"<td class='number'>{text}</td>"
+    return f"<td>{'' if value is None else escape(str(value))}</td>"
+
+
+def _svg(figure: Any, name: str) -> str:
+    """A figure as an SVG element whose identifiers differ from those of other figures."""
+    import matplotlib as mpl
+
+    file = io.StringIO()
+    # Text stays text, so that it can be searched and read aloud; the same figure gives the same
+    # file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    # References to the SVG standard and to matplotlib are not needed inside HTML.
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r" xmlns(:\w+)?=\"[^\"]*\"", "", text, count=2)
+    text = re.sub(r"\bid=\"([^\"]+)\"", rf'id="{name}-\1"', text)
+    text = re.sub(r"(url\(|href=\")#", rf"\1#{name}-", text)
+    return text.replace("xlink:href", "href")

@@ -1,0 +1,104 @@
+"""Pages are well-formed, self-contained, and show what they were given."""
+
+import html.parser
+import math
+
+import numpy as np
+import pytest
+
+from stagecert import machine
+from stagecert.html import Page
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Reader(html.parser.HTMLParser):
+    """Checks that tags nest; gathers cells, identifiers and references."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.cells, self.ids, self.references = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "td":
+            self.cells.append("")
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("href", "src"):
+                self.references.append(value)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "td" in self.open:
+            self.cells[-1] += data
+
+
+def two_figures(page: Page):
+    from matplotlib.figure import Figure
+
+    for height in (1, 2):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.plot([0, 1], [0, height], marker="o")
+        axes.set_title("a < b & c")
+        page.figure(figure, "a line 'through' the \"points\" <0> & <1>")
+
+
+def test_nests_and_refers_to_nothing_outside():
+    page = Page("A <title> & more", "lead <b>")
+    page.heading("First <i>")
+    page.paragraph("x < y & z")
+    page.code("stagecert sweep 'a b.csv' > out")
+    page.table(["<name>", "n"], [["<script>alert(1)</script>", 3], [None, 0.25]], "of <things>")
+    page.heading("Second")
+    page.facts(machine.made())
+    two_figures(page)
+    text = str(page)
+    read = Reader(text)
+    assert read.cells[:4] == ["<script>alert(1)</script>", "3", "", "0.25"]
+    assert "<script" not in text
+    assert "http" not in text
+    assert len(set(read.ids)) == len(read.ids)
+    assert all(r.startswith("#") and r[1:] in read.ids for r in read.references)
+    assert "url(#figure1-" in text
+    assert "url(#figure2-" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(3, "3"), (True, "yes"), (np.float32(0.5), "0.5"), (1234567.0, "1.235e+06"), (None, ""),
+     (math.inf, "inf"), (math.nan, "nan"), (2.0, "2"), (123456789, "123456789"),
+     (np.int64(7), "7")],
+)  # fmt: skip
+def test_cells(value, shown):
+    page = Page("t")
+    page.table(["a"], [[value]])
+    assert Reader(str(page)).cells == [shown]
+
+
+def test_the_same_page_gives_the_same_file(tmp_path):
+    paths = [tmp_path / "a.html", tmp_path / "b.html"]
+    for path in paths:
+        page = Page("t")
+        two_figures(page)
+        page.write(path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_machine():
+    facts = machine.made(["numpy", "no-such-package"])
+    assert facts["versions"] == {"numpy": np.__version__, "no-such-package": None}
+    assert facts["cpu"]
