@@ -1,36 +1,18 @@
 """Result files of the applications: what was measured, with what, when."""
 
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from stagecert import machine
+from stagecert.files import write_whole
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "applications"
 
 # For each part: the table's heading, and the function that makes it.
 Tables = Mapping[str, tuple[str, Callable[[], str]]]
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{line.split(':', 1)[1].strip()}, {os.cpu_count()} cores"
-    except OSError:
-        pass  # not Linux: the name from `platform` has to do
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def load(application: str, part: str) -> dict | None:
@@ -41,16 +23,10 @@ def load(application: str, part: str) -> dict | None:
 
 def save(application: str, part: str, records: list[dict], packages: Sequence[str]) -> None:
     """Writes the records of a part, in one piece."""
-    made = {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python -m benchmarks.applications", *sys.argv[1:]]),
-        "cpu": _cpu(),
-        "load": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in packages},
-    }
+    command = " ".join(["python -m benchmarks.applications", *sys.argv[1:]])
+    made = {"command": command, **machine.made(packages)}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    _write(
+    write_whole(
         RESULTS / f"{application}_{part}.json",
         json.dumps({"made": made, "records": records}, indent=1, allow_nan=False) + "\n",
     )
@@ -59,7 +35,7 @@ def save(application: str, part: str, records: list[dict], packages: Sequence[st
 def save_tables(application: str, text: str) -> Path:
     """Writes the tables of an application."""
     path = RESULTS / f"{application}.md"
-    _write(path, text)
+    write_whole(path, text)
     return path
 
 
@@ -78,12 +54,6 @@ def render(application: str, title: str, note: str, tables: Tables) -> str:
             page = f"{before}{mark}\n\n{text}\n\n<!-- end -->{after}"
     path.write_text(page)
     return "\n".join(sections)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def table(header: Sequence, rows: Sequence[Sequence]) -> str:

@@ -1,15 +1,14 @@
 """Result files: what was measured, with what, when, and by which version of the code."""
 
 import ast
-import datetime
 import functools
 import hashlib
-import importlib.metadata
 import json
-import os
-import platform
 import sys
 from pathlib import Path
+
+from stagecert import machine
+from stagecert.files import write_whole
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "core"
@@ -69,29 +68,10 @@ def _is_docstring(node) -> bool:
     )
 
 
-def _cpu() -> str:
-    name = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass  # not Linux: the name from `platform` has to do
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def provenance() -> dict:
     """With what the measurements of this run are made."""
-    return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python -m benchmarks.core", *sys.argv[1:]]),
-        "code": code_version(),
-        "cpu": _cpu(),
-        "load": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-    }
+    command = " ".join(["python -m benchmarks.core", *sys.argv[1:]])
+    return {"command": command, "code": code_version(), **machine.made(_PACKAGES)}
 
 
 def path_of(part: str) -> Path:
@@ -110,9 +90,7 @@ def save(part: str, records: list[dict]) -> None:
     path = path_of(part)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"made": provenance(), "records": records}, indent=1, allow_nan=False)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text + "\n")
-    partial.replace(path)
+    write_whole(path, text + "\n")
 
 
 def number(x) -> float | None:

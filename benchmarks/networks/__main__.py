@@ -5,15 +5,15 @@ same machine. Results are one JSON file for each tool and network; the table is 
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+
+from stagecert import machine
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "networks"
@@ -45,11 +45,7 @@ def _run(python, module: str, network: str, images: int, out: Path, more: list[s
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     subprocess.run(command, check=True, cwd=ROOT, env=environment)
     record = json.loads(out.read_text())
-    record["made"] = {
-        "date": datetime.date.today().isoformat(),
-        "cpu": _cpu(),
-        "python": platform.python_version(),
-    }
+    record["made"] = machine.made()
     out.write_text(json.dumps(_rounded(record)) + "\n")
 
 
@@ -62,14 +58,6 @@ def _rounded(value):
     if isinstance(value, dict):
         return {key: _rounded(x) for key, x in value.items()}
     return value
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(l.split(":", 1)[1].strip() for l in lines if l.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
 
 
 def _load(results: Path, tool: str, network: str) -> dict | None:
