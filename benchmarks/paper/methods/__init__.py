@@ -1,0 +1,20 @@
+"""The paper's method, ours and the baselines, behind one interface.
+
+>>> named("ibp").label
+'IBP'
+"""
+
+from benchmarks.paper.methods.base import Method, Outcome, PaperProblems, Stop, Trace
+from benchmarks.paper.methods.ours import Backward, Ibp, Ours
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Ibp, Backward, Ours)}
+
+
+def named(name: str, **settings) -> Method:
+    """A method by its name, with settings of its own."""
+    if name not in METHODS:
+        raise ValueError(f"Unknown method '{name}'; known are {', '.join(METHODS)}.")
+    return METHODS[name](**settings)
+
+
+__all__ = ["METHODS", "Method", "Outcome", "PaperProblems", "Stop", "Trace", "named"]
