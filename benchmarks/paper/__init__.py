@@ -1,0 +1,1 @@
+"""The paper's experiments, beside baselines: `python -m benchmarks.paper --help`."""

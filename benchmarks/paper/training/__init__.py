@@ -1,0 +1,1 @@
+"""Training the paper's networks: `python -m benchmarks.paper.train --help`."""
