@@ -89,12 +89,20 @@ def test_a_sweep_computes_each_item_once_in_fixed_batches():
     items = [Item(place, f"k{place}") for place in range(10)]
     seen, shown = [], []
 
-    def work(some):
-        seen.append([item.place for item in some])
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        return [row(item.place) for item in some]
+    class Work:
+        def prepare(self):
+            def rows(some):
+                seen.append([item.place for item in some])
+                if len(seen) == 3:
+                    raise KeyboardInterrupt
+                return [row(item.place) for item in some]
 
+            return rows
+
+        def failed(self, item, why):
+            raise AssertionError(why)
+
+    work = Work()
     with Store(None, HOW) as store:
         with pytest.raises(KeyboardInterrupt):
             sweeps.run(items, work, store, batch=4)

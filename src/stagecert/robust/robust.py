@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
@@ -14,8 +13,9 @@ from stagecert import sweeps
 from stagecert.errors import ProblemError
 from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
-from stagecert.robust.data import data_set, number
-from stagecert.robust.work import METHODS, Classifier, Work, largest_batch
+from stagecert.robust.data import DataSet, data_set, number
+from stagecert.robust.images import Images
+from stagecert.robust.work import METHODS, Classifier, largest_batch
 from stagecert.sweeps import Item, Row, Store
 
 
@@ -36,6 +36,7 @@ def robust(
     batch: int | None = None,
     memory: float = 1.0,
     format: table.Format = "csv",
+    engine: sweeps.Engine | None = None,
     progress: Callable[[list[Row]], None] | None = None,
 ) -> table.Report:
     """Clean, attacked and certified accuracy of a classifier, with a row for each image.
@@ -59,7 +60,9 @@ def robust(
             and at most 128.
         memory: GiB that arrays may take.
         format: of the table in `out`: "csv", or "parquet" with the extra stagecert[parquet].
-        progress: called with the rows of each batch when they are stored.
+        engine: what computes: `sweeps.InProcess()` (the default), `sweeps.Processes(workers)` or
+            `sweeps.Ray(address, workers)`. The rows are the same.
+        progress: called with rows that were just stored.
 
     Raises:
         ProblemError: bad input, before any work; or `out` belongs to other arguments.
@@ -70,7 +73,7 @@ def robust(
     )  # fmt: skip
     table.check_format(format)
     with run.store(out) as store:
-        run.run(store, progress)
+        run.run(store, progress, engine)
         if out is not None:
             run.export(store, format)
         return table.report(store, run.keys, rows=True)
@@ -119,9 +122,8 @@ class Robustness:
         data = data_set(images, labels, classifier.shape, classifier.classes)
         how.check(data.images)
         self.batch = batch or largest_batch(classifier.network, memory)
-        self.items = [
-            Item(place, _key(place, data)) for place in range(min(len(data), limit or len(data)))
-        ]
+        count = min(len(data), limit or len(data))
+        self.items = [Item(place, _key(place, data)) for place in range(count)]
         self.keys = {item.key for item in self.items}
         self.configuration = {
             "task": "robust",
@@ -138,9 +140,10 @@ class Robustness:
             "batch": self.batch,
             "memory": memory,
         }
-        self._work = Work(
-            classifier, data, how, method=method, restarts=restarts, seed=seed, memory=memory,
-            batch=self.batch,
+        self._work = Images(
+            classifier, model, DataSet(data.images[:count], data.labels[:count]), how,
+            {"method": method, "restarts": restarts, "seed": seed, "memory": memory,
+             "batch": self.batch},
         )  # fmt: skip
 
     def store(self, out: str | Path | None) -> Store:
@@ -152,27 +155,21 @@ class Robustness:
                 rest.unlink(missing_ok=True)
         return store
 
-    def run(self, store: Store, progress: Callable[[list[Row]], None] | None = None) -> None:
+    def run(
+        self,
+        store: Store,
+        progress: Callable[[list[Row]], None] | None = None,
+        engine: sweeps.Engine | None = None,
+    ) -> None:
         """Computes and stores all rows that are missing."""
-        sweeps.run(self.items, self._rows, store, batch=self.batch, progress=progress)
+        sweeps.run(
+            self.items, self._work, store, batch=self.batch, engine=engine, progress=progress
+        )
 
     def export(self, store: Store, format: str = "csv") -> table.Report:
         """Writes the files into the store's folder."""
         assert store.folder is not None
         return table.export(store, self.keys, store.folder, self.classifier.shape, format)
-
-    def _rows(self, items: Sequence[Item]) -> list[Row]:
-        found = self._work([item.place for item in items])
-        return [
-            Row(
-                item.key,
-                item.place,
-                asdict(finding),
-                seconds,
-                None if point is None else point.astype("<f4").tobytes(),
-            )
-            for item, (finding, seconds, point) in zip(items, found, strict=True)
-        ]
 
 
 def _key(place: int, data) -> str:

@@ -1,46 +1,107 @@
-"""Running a sweep: the items that have no row yet, batch by batch."""
+"""Running a sweep: the items that have no row yet, batch by batch, on some engine."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
+from stagecert.errors import ProblemError
+from stagecert.sweeps.engines import Engine, InProcess, Limits
 from stagecert.sweeps.store import Row, Store
+from stagecert.sweeps.tasks import Item, Tasks, Work
 
-
-@dataclass(frozen=True)
-class Item:
-    """One of the things to be done: where it is in the list, and what identifies it."""
-
-    place: int
-    key: str
+# Storing may take this share of the time, as long as rows wait no longer than LONGEST seconds, and
+# no more than MANY rows or LARGE bytes of blobs wait.
+SHARE, LONGEST, MANY, LARGE = 0.05, 1.0, 10_000, 2**25
 
 
 def run(
     items: Sequence[Item],
-    work: Callable[[Sequence[Item]], list[Row]],
+    work: Work,
     store: Store,
     *,
     batch: int,
+    engine: Engine | None = None,
+    timeout: float | None = None,
+    memory: float | None = None,
+    retries: int = 1,
     progress: Callable[[list[Row]], None] | None = None,
 ) -> None:
     """Computes and stores the rows of all items that have none.
 
-    The list is cut into batches of fixed length, always at the same places. A batch is computed at
-    once and its rows are stored together, so whoever resumes a sweep computes the same batches as
-    if nothing had happened. (Numbers may depend on the batch in their last digits.)
+    The list is cut into batches of fixed length, always at the same places, whatever the engine,
+    and whether or not the sweep was interrupted before. An item that raises an exception, crashes
+    its process or exceeds a limit gets the row `work.failed(item, why)`; all others are computed.
 
     Args:
-        items: what there is to do.
-        work: makes the rows of some items.
-        store: where rows go.
+        items: what there is to do. Their keys must differ.
+        work: makes the rows; see `Work`. Processes and Ray need to pickle it.
+        store: where rows go. Only this process writes to it.
         batch: how many items are computed together.
+        engine: what computes; this process by default.
+        timeout: seconds that an item may take; a batch may take as many times that. Not in-process.
+        memory: GiB that a worker process may take. Not in-process.
+        retries: how often a batch is tried again whose process died.
         progress: called with the rows that were just stored.
+
+    Raises:
+        ProblemError: bad arguments, the engine cannot be started, or rows cannot be stored.
     """
+    for name, value in (("timeout", timeout), ("memory", memory)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ProblemError(f"{name} must be positive, not {value!r}.")
+    if batch < 1 or retries < 0:
+        raise ProblemError("batch must be at least 1, and retries at least 0.")
+    if len({item.key for item in items}) < len(items):
+        raise ProblemError("Two items have the same key.")
+    tasks = Tasks(_missing(items, store, batch), work.failed, retries)
+    found = (engine or InProcess()).results(tasks, work, Limits(timeout, memory))
+    keeper = _Keeper(store, progress)
+    try:
+        with closing(found):
+            for rows in found:
+                keeper.add(rows)
+    finally:
+        keeper.flush()
+
+
+def _missing(items: Sequence[Item], store: Store, batch: int) -> Iterator[list[Item]]:
     for begin in range(0, len(items), batch):
         some = items[begin : begin + batch]
         known = store.known(item.key for item in some)
-        missing = [item for item in some if item.key not in known]
-        if missing:
-            rows = work(missing)
-            store.add(rows)
-            if progress is not None:
-                progress(rows)
+        if len(known) < len(some):
+            yield [item for item in some if item.key not in known]
+
+
+class _Keeper:
+    """Stores rows soon, but not so often that the sweep waits for the disk.
+
+    A commit is synced to the disk, which takes milliseconds, as much as thousands of trivial items.
+    So rows wait until commits take no more than a small share of the time. What is lost if the
+    process is killed meanwhile was computed in the short time since the last commit.
+    """
+
+    def __init__(self, store: Store, progress: Callable[[list[Row]], None] | None):
+        self._store, self._progress = store, progress
+        self._rows: list[Row] = []
+        self._bytes = 0
+        self._next = -float("inf")
+
+    def add(self, rows: list[Row]) -> None:
+        """Takes rows, perhaps none, and stores what there is if it is time."""
+        self._rows += rows
+        self._bytes += sum(len(row.blob) for row in rows if row.blob is not None)
+        full = len(self._rows) >= MANY or self._bytes >= LARGE
+        if full or time.monotonic() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        """Stores what there is."""
+        if not self._rows:
+            return
+        rows, self._rows, self._bytes = self._rows, [], 0
+        begin = time.monotonic()
+        self._store.add(rows)
+        now = time.monotonic()
+        self._next = now + min((now - begin) * (1 - SHARE) / SHARE, LONGEST)
+        if self._progress is not None:
+            self._progress(rows)

@@ -1,0 +1,247 @@
+"""Sweeps on a Ray cluster.
+
+Each worker is an actor that looks after a process of its own, as `Processes` does on one machine.
+So crashes, timeouts and limits of memory are dealt with on the node where they happen. What is left
+for Ray is what it is made for: getting the work to the nodes, and noticing that one is gone.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagecert.errors import ProblemError
+from stagecert.sweeps.engines import Results, check_workers, cores, gpu_share
+from stagecert.sweeps.store import Row
+from stagecert.sweeps.tasks import Item, Outcome, Task, Tasks, Work
+from stagecert.sweeps.worker import Limits, Setup, Worker, settings, threads
+
+# Seconds for which no worker at all need be there, such as while a cluster is growing.
+PATIENCE = 600.0
+# Batches that take less than so many seconds are sent ahead, to hide the way to the node.
+SHORT = 1.0
+# Actors that may be lost while starting, for each worker, before one is ready.
+FALSE_STARTS = 3
+# Bytes of the object store of a cluster that is started here, apart from the work itself.
+OBJECTS = 200 * 2**20
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Computes batches on a Ray cluster.
+
+    Attributes:
+        address: of the cluster ("auto" finds the one that this machine belongs to). None joins that
+            one, or the one in $RAY_ADDRESS, or starts one on this machine; "local" always does.
+        workers: how many. None is one for each GPU of the cluster or, if there are none, one for
+            each of its CPUs, as they are now. More than fit wait until the cluster grows.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+
+    def __post_init__(self):
+        check_workers(self.workers)
+
+    def results(self, tasks: Tasks, work: Work, limits: Limits) -> Results:
+        """See `Engine`."""
+        try:
+            import ray
+        except ImportError as error:
+            raise ProblemError('Ray is not installed: pip install "stagecert[ray]"') from error
+        if not tasks.left:
+            return
+        payload = np.frombuffer(ray.cloudpickle.dumps(work), np.uint8)  # type: ignore
+        with _connection(ray, self, payload.nbytes):
+            crew = _Crew(ray, self.workers, payload, limits)
+            try:
+                yield from crew.results(tasks, limits.tick)
+            finally:
+                crew.dismiss()
+
+
+class _Supervisor:
+    """An actor: looks after one process on its node."""
+
+    def __init__(self, payload, settings: dict, environment: dict, limits: Limits):
+        # An array is read in place from the node's object store, and copied to the process only.
+        self._setup, self._limits = Setup(memoryview(payload), settings, environment), limits
+        self._worker: Worker | None = None
+
+    def start(self) -> Outcome:
+        """Starts the process: "ready" or "unprepared"."""
+        self._worker = Worker(self._setup, self._limits)
+        return self._worker.wait()
+
+    def compute(self, items: Sequence[Item]) -> Outcome:
+        """What becomes of the items."""
+        if self._worker is None or not self._worker.alive:
+            started = self.start()
+            if started.kind != "ready":
+                return started
+        assert self._worker is not None
+        self._worker.give(items)
+        return self._worker.wait()
+
+
+class _Member:
+    """An actor as the driver sees it, with the tasks that were sent to it, in that order."""
+
+    def __init__(self, actor: Any):
+        self.actor = actor
+        self.starting = actor.start.remote()
+        self.ready = False
+        self.sent: deque[tuple[Any, Task]] = deque()
+        self.ahead = 1
+        self._since = 0.0
+
+    def send(self, task: Task) -> None:
+        if not self.sent:
+            self._since = time.monotonic()
+        self.sent.append((self.actor.compute.remote(task.items), task))
+
+    def received(self) -> None:
+        """Takes note of how long a batch takes."""
+        now = time.monotonic()
+        self.ahead = 2 if now - self._since < SHORT else 1
+        self._since = now
+
+
+class _Crew:
+    """All actors of a sweep."""
+
+    def __init__(self, ray: Any, workers: int | None, payload: np.ndarray, limits: Limits):
+        self._ray = ray
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
+        self.size = workers or gpus or max(int(resources.get("CPU", 1)), 1)
+        environment = threads()
+        options: dict[str, Any] = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        if gpus:
+            each = -(-self.size // gpus)
+            options["num_gpus"] = 1 / each
+            environment |= gpu_share(each)
+        # Once to the object store, and from there to each node once.
+        reference = ray.put(payload)
+        kind = ray.remote(**options)(_Supervisor)
+        self._hire = lambda: _Member(kind.remote(reference, settings(), environment, limits))
+        self._members = [self._hire() for _ in range(self.size)]
+        self._false_starts = 0
+
+    def results(self, tasks: Tasks, tick: float) -> Results:
+        """See `Engine`."""
+        idle_since = time.monotonic()
+        while True:
+            self._send(tasks)
+            references = [
+                reference
+                for member in self._members
+                for reference in (
+                    [sent for sent, _ in member.sent] if member.ready else [member.starting]
+                )
+            ]
+            if not tasks.under_way and not tasks.left:
+                return
+            if tasks.under_way:
+                idle_since = time.monotonic()
+            elif time.monotonic() > idle_since + PATIENCE:
+                raise ProblemError(f"No Ray worker was there within {PATIENCE:g} s.")
+            self._ray.wait(references, num_returns=1, timeout=tick)
+            done, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+            yield self._receive(tasks, set(done))
+
+    def dismiss(self) -> None:
+        """Ends all actors, and with them their processes."""
+        for member in self._members:
+            self._ray.kill(member.actor)
+
+    def _send(self, tasks: Tasks) -> None:
+        """One batch to each member that has none, then another to those with short ones."""
+        for depth in (1, 2):
+            for member in self._members:
+                if member.ready and len(member.sent) < min(depth, member.ahead):
+                    task = tasks.take()
+                    if task is None:
+                        return
+                    member.send(task)
+
+    def _receive(self, tasks: Tasks, done: set) -> list[Row]:
+        rows: list[Row] = []
+        for k, member in enumerate(self._members):
+            if not member.ready:
+                if member.starting in done:
+                    self._started(k, member)
+                continue
+            while member.sent and member.sent[0][0] in done:
+                reference, task = member.sent.popleft()
+                outcome = self._outcome(reference)
+                if outcome is None:
+                    rows += tasks.settle(task, Outcome("died", why="its Ray worker was lost"))
+                    # It had not begun with what came after.
+                    for _, later in reversed(member.sent):
+                        tasks.give_back(later)
+                    self._replace(k, member)
+                    break
+                if outcome.kind == "unprepared":
+                    raise ProblemError(f"A worker cannot be started again: {outcome.why}.")
+                rows += tasks.settle(task, outcome)
+                member.received()
+        return rows
+
+    def _started(self, k: int, member: _Member) -> None:
+        outcome = self._outcome(member.starting)
+        if outcome is not None and outcome.kind == "ready":
+            member.ready, self._false_starts = True, 0
+            return
+        self._false_starts += 1
+        why = "they are lost" if outcome is None else outcome.why
+        if self._false_starts >= FALSE_STARTS * self.size:
+            raise ProblemError(f"Workers cannot be started: {why}.")
+        self._replace(k, member)
+
+    def _replace(self, k: int, member: _Member) -> None:
+        self._ray.kill(member.actor)
+        self._members[k] = self._hire()
+
+    def _outcome(self, reference: Any) -> Outcome | None:
+        """What an actor returned; None if it is lost."""
+        try:
+            return self._ray.get(reference)
+        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError):
+            return None
+
+
+@contextmanager
+def _connection(ray: Any, engine: Ray, size: int) -> Iterator[None]:
+    """Joins or starts a cluster; leaves or ends it afterwards."""
+    if ray.is_initialized():
+        yield  # The caller's, who knows when to end it.
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = engine.address or "auto"
+    try:
+        if address != "local":
+            ray.init(address=address, **quiet)
+    except ConnectionError as error:
+        if engine.address is not None or "RAY_ADDRESS" in os.environ:
+            raise ProblemError(f"There is no Ray cluster at {address}: {error}") from None
+        address = "local"
+    if address == "local":
+        ray.init(
+            address="local",
+            num_cpus=max(engine.workers or 0, cores()),
+            include_dashboard=False,
+            object_store_memory=OBJECTS + 2 * size,
+            **quiet,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
