@@ -1,11 +1,13 @@
 """Files that are there with all of their content, or not at all."""
 
 import contextlib
+import csv
+import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
@@ -31,3 +33,24 @@ def write_whole(path: Path, text: str | bytes) -> None:
     """Writes a file so that it is there with all of its text or not at all."""
     with written_whole(path) as file:
         file.write(text.encode() if isinstance(text, str) else text)
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Writes a table; None is an empty cell, and floats have all of their digits."""
+    with written_whole(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(text, lineterminator="\n")
+        names = list(columns)
+        writer.writerow(names)
+        for row in rows:
+            writer.writerow([_cell(row[name]) for name in names])
+        text.detach()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # The shortest digits that give the same float back.
+    return repr(value) if isinstance(value, float) else str(value)

@@ -6,6 +6,7 @@ from stagecert.cli.check import check
 from stagecert.cli.demo import demo
 from stagecert.cli.inspect import inspect
 from stagecert.cli.robust import robust
+from stagecert.cli.sweep import sweep
 from stagecert.cli.verify import verify
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app.command()(inspect)
 app.command()(check)
 app.command()(verify)
 app.command()(robust)
+app.command()(sweep)
 
 
 @app.callback()

@@ -1,6 +1,7 @@
 """Deciding properties of networks: `verify` proves them or finds a counterexample."""
 
+from stagecert.verify.models import OpenModel
 from stagecert.verify.replay import Counterexample
 from stagecert.verify.verify import CaseBounds, Verdict, Verification, verify
 
-__all__ = ["CaseBounds", "Counterexample", "Verdict", "Verification", "verify"]
+__all__ = ["CaseBounds", "Counterexample", "OpenModel", "Verdict", "Verification", "verify"]

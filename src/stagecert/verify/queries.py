@@ -99,7 +99,7 @@ def groups_of(network: Network, property: Property) -> tuple[Network, tuple[Grou
         for k, rows in enumerate(of_cases):
             members[k, [order[row] for row in rows]] = True
         rows = tuple(order)
-        scaled = tuple(_scaled(row, outputs) for row in rows)
+        scaled = tuple(scaled_row(row, outputs) for row in rows)
         matrix = np.zeros((len(rows), network.output_size))
         for k, one in enumerate(scaled):
             for place, value in one.coefficients.items():
@@ -170,7 +170,8 @@ def _check_fit(network: Network, property: Property) -> None:
             )
 
 
-def _scaled(row: Row, outputs: int) -> Scaled:
+def scaled_row(row: Row, outputs: int) -> Scaled:
+    """A row with float coefficients; those of inputs follow those of all `outputs` outputs."""
     terms = {index: c for index, c in row.outputs if c}
     terms |= {outputs + index: c for index, c in row.inputs if c}
     if not terms:

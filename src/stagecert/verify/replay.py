@@ -4,6 +4,7 @@ import gzip
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,14 +41,14 @@ class Counterexample:
 class Replay:
     """Runs the original model in ONNX Runtime and checks points against the property.
 
-    >>> replay = Replay("model.onnx", property)  # doctest: +SKIP
+    >>> replay = Replay(open_session("model.onnx"), property)  # doctest: +SKIP
     >>> replay.check(point, 0)  # doctest: +SKIP
     """
 
-    def __init__(self, model, property: Property):
+    def __init__(self, session: tuple[Any, list], property: Property):
         self.property = property
         self._boxes: dict[int, Float32Box] = {}
-        self._session, self._inputs = open_session(model)
+        self._session, self._inputs = session
         self.sizes = [tensor.size for tensor in property.inputs]
 
     def run(self, point: np.ndarray) -> np.ndarray:
@@ -137,7 +138,15 @@ def _number(v) -> str:
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
-def open_session(model):
+def open_session(model) -> tuple[Any, list]:
+    """A model in ONNX Runtime, and its inputs: (name, shape, type) of each.
+
+    Args:
+        model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto.
+
+    Raises:
+        ProblemError: ONNX Runtime cannot load it.
+    """
     try:
         import onnxruntime
     except ImportError as error:

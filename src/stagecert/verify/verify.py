@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -18,6 +17,7 @@ from stagecert.networks.relaxation import Split, split
 from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
 from stagecert.verify import attack
+from stagecert.verify.models import opened
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.splitting import Splitter, Tree, rows_at_once
@@ -149,7 +149,8 @@ def verify(
     """Decides whether a network can violate a property.
 
     Args:
-        model: an ONNX model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto.
+        model: an ONNX model: a path (.onnx or .onnx.gz), bytes, an onnx.ModelProto, or an
+            `OpenModel`, which is read once for many properties.
         property: a VNN-LIB property: a path, its text, or what `properties.load` returned.
         timeout: seconds. Looked at between steps: a compilation or a pass over the network that is
             under way is finished first. (The command line program also ends those.)
@@ -224,9 +225,8 @@ class Verification:
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
-        model = Path(self.model) if isinstance(self.model, str) else self.model
-        network = networks.load(model)
-        self.network, self.groups = groups_of(network, self.property)
+        model = opened(self.model)
+        self.network, self.groups = groups_of(model.network, self.property)
         self.states = [
             _State(
                 np.full(len(group.rows), -np.inf),
@@ -240,7 +240,7 @@ class Verification:
         if not self.groups:
             self.reason = "No input satisfies the assertions: there is nothing to verify."
             return self.so_far("unsat")
-        self.replay = Replay(model, self.property)
+        self.replay = Replay(model.session, self.property)
         return self._decide()
 
     def so_far(self, answer: Answer | None = None, reason: str | None = None) -> Verdict:

@@ -1,0 +1,150 @@
+"""What commands with long runs share: progress, interruptions, and one end of the process."""
+
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from stagecert.errors import ProblemError
+
+INTERRUPTED = 130
+# Seconds between two lines of progress, where there is no terminal to draw a bar on.
+LINE_EVERY = 30.0
+
+
+class Running:
+    """A run that shows its progress and ends the process once, whichever thread comes first.
+
+    Args:
+        items: what it works on, in the plural.
+        verdict: the column of the rows that is counted.
+        shown: the verdicts whose counts are shown from the start; others are once they occur.
+        quiet: print errors only.
+    """
+
+    def __init__(self, items: str, verdict: str, shown: Sequence[str], quiet: bool):
+        self.items, self.verdict, self.shown, self.quiet = items, verdict, shown, quiet
+        # Writes the tables of what is known; returns how many are done, how many there are, where.
+        self.export: Callable[[], tuple[int, int, Path]] | None = None
+        self._once = threading.Lock()
+        self._bar: Progress | None = None
+
+    def progress(self, known: int, total: int) -> Callable[[list[Any]], None] | None:
+        """Shows a bar; returns what is to be called with rows that were stored."""
+        if self.quiet:
+            return None
+        console = Console(stderr=True)
+        if known:
+            console.print(f"{known} of {total} {self.items} are there already.", highlight=False)
+        self._bar = bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(self.items),
+            _Speed(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        bar.start()
+        task = bar.add_task("starting", total=total, completed=known)
+        count = dict.fromkeys(self.shown, 0)
+        begin = last = time.monotonic()
+        new = 0
+
+        def show(rows) -> None:
+            nonlocal last, new
+            new += len(rows)
+            for row in rows:
+                verdict = row.data[self.verdict]
+                count[verdict] = count.get(verdict, 0) + 1
+            text = ", ".join(f"{n} {name}" for name, n in count.items())
+            bar.update(task, advance=len(rows), description=text)
+            now = time.monotonic()
+            if not console.is_terminal and now - last > LINE_EVERY:
+                last = now
+                rate = new / (now - begin)
+                print(
+                    f"{known + new} of {total} {self.items}: {text} since the start, "
+                    f"{rate:.3g}/s, {duration((total - known - new) / rate)} left",
+                    file=sys.stderr,
+                )
+
+        return show
+
+    def claim(self) -> None:
+        """Takes the right to end the process; a thread that comes later waits for that end."""
+        if not self._once.acquire(blocking=False):
+            threading.Event().wait()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def interrupted(self) -> None:
+        """Leaves a table of what is known, says how to go on, and ends the process."""
+        self.claim()
+        print("Interrupted.", file=sys.stderr)
+        if self.export is not None:
+            try:
+                done, total, out = self.export()
+                print(
+                    f"{done} of {total} {self.items} are done; {out} has their table. The same "
+                    f"command goes on from there:\n  {command()}",
+                    file=sys.stderr,
+                )
+            except (ProblemError, OSError) as error:
+                print(error, file=sys.stderr)
+        self._end(INTERRUPTED)
+
+    def timed_out(self) -> None:
+        """There is no time limit."""
+
+    def fail(self, message: str, code: int) -> None:
+        """Says what is wrong and ends the process."""
+        self.claim()
+        print(message, file=sys.stderr)
+        self._end(code)
+
+    def _end(self, code: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Compilations run in threads that cannot be stopped in any other way.
+        os._exit(code)
+
+
+class _Speed(ProgressColumn):
+    """Items a second."""
+
+    def render(self, task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.3g}/s")
+
+
+def command() -> str:
+    """What was typed to start this process."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def duration(seconds: float) -> str:
+    """A time to be read by people: 42 s, 3 min, 5.1 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

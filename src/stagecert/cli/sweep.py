@@ -1,0 +1,125 @@
+"""`stagecert sweep`: decides all instances of VNN-COMP's lists."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from stagecert.cli.running import Running, command, duration
+from stagecert.cli.verify import BAD_INPUT, FAILED, Watcher, set_up_jax
+from stagecert.errors import ProblemError
+
+WRONG = 1
+REPORT = "report.html"
+# Seconds beyond an instance's limit before its worker is ended: for steps that cannot be
+# interrupted, compilations above all; and for finding and checking a proof.
+GRACE, PROOF = 60.0, 600.0
+
+
+def sweep(
+    lists: Annotated[
+        list[Path], typer.Argument(help="Instance lists: model,property,seconds on each line.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the results; made, or gone on with.")],
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds for each instance, instead of the lists'.")
+    ] = None,
+    certificates: Annotated[
+        bool, typer.Option("--certificates", help="Prove each unsat in a file, and check that.")
+    ] = False,
+    answers: Annotated[
+        list[Path] | None,
+        typer.Option(help="A CSV file of known answers to compare with; can be given repeatedly."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="At most so many instances of each list, evenly spread.")
+    ] = None,
+    memory: Annotated[float, typer.Option(help="GiB that the arrays of a worker may take.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="For the starting points of attacks.")] = 0,
+    report: Annotated[bool, typer.Option(help=f"Write {REPORT}.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+) -> None:
+    """Decides all instances of VNN-COMP's lists, with a table and a report.
+
+    Files are looked for in the folder of the list that names them, packed (.gz) or not. The output
+    folder gets results.csv, times.csv, summary.json, report.html, certificates and counterexamples.
+    A sweep that was interrupted or killed goes on where it was if the same command is given again.
+    An instance that cannot be read or fails is an error in the table, and the others go on.
+
+    The exit status is 0 when all instances are done, 1 if in addition an answer contradicts a known
+    one or a certificate was rejected, 2 for bad input, 3 for an error of the program, and 130 if
+    the sweep was interrupted.
+    """
+    running = Running("instances", "verdict", ("unsat", "sat"), quiet)
+    Watcher(None, running).start()
+    try:
+        from stagecert.sweeps import Store
+        from stagecert.verify.instances import read_lists
+        from stagecert.verify.report import report_of_instances
+        from stagecert.verify.sweep import Sweep
+
+        set_up_jax()
+        instances = read_lists(lists, timeout=timeout, answers=answers or (), limit=limit)
+        work = Sweep(instances, certificates=certificates, seed=seed, memory=memory)
+
+        def write(store: Store):
+            found = work.export(store)
+            if report:
+                report_of_instances(work, store, found, out / REPORT, command=command())
+            return found
+
+        def write_beside() -> tuple[int, int, Path]:
+            with Store.reader(out) as store:
+                found = write(store)
+            return found.done, found.instances, out
+
+        with work.store(out) as store:
+            running.export = write_beside
+            known = len(store.known(item.key for item in work.items))
+            work.run(store, running.progress(known, len(work.items)))
+            running.claim()
+            summary = write(store)
+    except (ProblemError, OSError) as error:
+        running.fail(str(error), BAD_INPUT)
+    except MemoryError as error:
+        running.fail(f"Out of memory ({error}); try a smaller --memory.", FAILED)
+    except Exception as error:
+        running.fail(f"{type(error).__name__}: {error}", FAILED)
+    else:
+        if as_json:
+            print(json.dumps(summary.to_dict()))
+        elif not quiet:
+            _print(summary, out, known, report)
+        raise typer.Exit(0 if summary.sound else WRONG)
+
+
+def _print(summary, out: Path, known: int, report: bool) -> None:
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("set")
+    rows = dict(summary.sets)
+    if len(rows) > 1:
+        rows["all"] = summary.verdicts
+    for name in (*summary.verdicts, "solved"):
+        table.add_column(name, justify="right")
+    for name, counts in rows.items():
+        solved = (counts["sat"] + counts["unsat"]) / max(sum(counts.values()), 1)
+        table.add_row(name, *map(str, counts.values()), f"{solved:.1%}")
+    console.print(table)
+    lines = []
+    if summary.known:
+        lines.append(f"{summary.known} answers are known; {summary.wrong} verdicts are wrong.")
+    if summary.certificates:
+        counts = ", ".join(f"{n} {name}" for name, n in summary.certificates.items())
+        lines.append(f"Certificates of unsat: {counts}.")
+    if summary.verdicts["error"]:
+        lines.append("For what went wrong see the column note.")
+    lines.append(f"{known} instances were there before; {duration(summary.seconds)} of work.")
+    lines.append(f"The table is {out / 'results.csv'}" + (f", the report {out / REPORT}." if report
+                 else "."))  # fmt: skip
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)

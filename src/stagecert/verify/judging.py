@@ -1,0 +1,319 @@
+"""What is done for one instance of a sweep: verify it, prove it, check the proof."""
+
+import hashlib
+import io
+import json
+import math
+import re
+import tempfile
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stagecert.errors import ProblemError
+from stagecert.sweeps import Item, Row
+from stagecert.verify.instances import Instance
+
+VERDICTS = ("unsat", "sat", "unknown", "timeout", "error")
+# Bytes of model files, and of property files, whose contents a worker keeps.
+KEPT = 1 << 29
+LONGEST_NOTE = 500
+# What engines say of an item whose worker they ended because of the time that it took.
+LATE = re.compile(r"took more than \S+ s")
+
+
+@dataclass
+class Finding:
+    """What is known of one instance.
+
+    Attributes:
+        verdict: "unsat", "sat", "unknown", "timeout" or "error".
+        bound: a certified lower bound on the violation over all boxes in one piece: above zero, no
+            input violates the property. Cases that only splitting refuted can have less.
+        nearest: the smallest violation met, in single precision; a counterexample has at most zero.
+        gap: nearest - bound. None if the rows of a case have coefficients of different sizes, as
+            `nearest` is then in other units.
+        cases, refuted: how many cases there are, and how many are proven to have no point.
+        boxes: how many boxes were bounded by splitting.
+        how: what refuted the cases, separated by spaces.
+        certificate: of an "unsat", if asked for: "accepted" or "rejected" by the checker, or
+            "missing" if none could be written.
+        note: why there is an error, or no decision.
+    """
+
+    verdict: str
+    bound: float | None = None
+    nearest: float | None = None
+    gap: float | None = None
+    cases: int | None = None
+    refuted: int | None = None
+    boxes: int | None = None
+    how: str | None = None
+    certificate: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What belongs to an instance but not to the table.
+
+    Attributes:
+        times: seconds besides those of the verdict: "writing" a certificate, which includes finding
+            the proof, and "checking" it.
+        files: "certificate" and "counterexample".
+    """
+
+    times: dict[str, float] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def packed(self) -> bytes:
+        """As bytes."""
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, data in {"times": json.dumps(self.times).encode(), **self.files}.items():
+                archive.writestr(zipfile.ZipInfo(name), data)
+        return out.getvalue()
+
+    @staticmethod
+    def unpacked(data: bytes | None) -> "Attached":
+        """From bytes."""
+        if data is None:
+            return Attached()
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            held = {name: archive.read(name) for name in archive.namelist()}
+        return Attached(json.loads(held.pop("times")), held)
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """What an instance's files contained when the sweep began; None if they could not be read."""
+
+    model: str | None
+    property: str | None
+
+
+class Judging:
+    """The work of a sweep over instances; it is sent to the workers, the files are not.
+
+    Every worker reads the files where the list says, so they have to be there on every node. A file
+    with another content than the one that the sweep was started with is an error.
+
+    Args:
+        instances: {key: instance}.
+        hashes: {key: contents of its files}.
+        certificates: write a certificate of each "unsat", and check it.
+        seed: for the starting points of attacks.
+        memory: GiB that arrays may take.
+    """
+
+    def __init__(
+        self,
+        instances: Mapping[str, Instance],
+        hashes: Mapping[str, Hashes],
+        *,
+        certificates: bool,
+        seed: int,
+        memory: float,
+    ):
+        self.instances, self.hashes = dict(instances), dict(hashes)
+        self.certificates, self.seed, self.memory = certificates, seed, memory
+
+    def prepare(self) -> Callable[[Sequence[Item]], list[Row]]:
+        """What makes rows, in the process that calls this."""
+        return _Judge(self).rows
+
+    def failed(self, item: Item, why: str) -> Row:
+        """The row of an instance that ended its worker."""
+        verdict = "timeout" if LATE.fullmatch(why) else "error"
+        return _row(item, Finding(verdict, note=why[:LONGEST_NOTE]), 0.0)
+
+
+class _Judge:
+    """A worker: keeps what it has read and compiled."""
+
+    def __init__(self, work: Judging):
+        self.work = work
+        self.models, self.properties = _Kept(KEPT), _Kept(KEPT)
+
+    def rows(self, items: Sequence[Item]) -> list[Row]:
+        return [self._row(item) for item in items]
+
+    def _row(self, item: Item) -> Row:
+        begin = time.monotonic()
+        try:
+            found, attached, seconds = self._judged(item.key)
+        except Exception as error:  # whatever it is, it concerns this instance only
+            found, attached = Finding("error", note=_said(error)), None
+            seconds = time.monotonic() - begin
+        return _row(item, found, seconds, attached)
+
+    def _judged(self, key: str) -> tuple[Finding, Attached | None, float]:
+        from stagecert.verify.verify import Verification
+
+        work, instance = self.work, self.work.instances[key]
+        begin = time.monotonic()
+        model = self._model(instance, work.hashes[key].model)
+        property = self._property(instance, work.hashes[key].property)
+        run = Verification(
+            model,
+            property,
+            max(instance.timeout - (time.monotonic() - begin), 1e-3),
+            proof=work.certificates,
+            seed=work.seed,
+            memory=work.memory,
+        )
+        verdict = run.run()
+        seconds = time.monotonic() - begin
+        found = _finding(verdict, property)
+        if verdict.decided and seconds > instance.timeout:
+            # A step that is under way is finished, but time is up all the same.
+            found.verdict = "timeout"
+            found.note = f"The answer {verdict.answer} came too late."
+            return found, None, seconds
+        if verdict.counterexample is not None:
+            text = f"{verdict.answer}\n{verdict.counterexample.text()}\n"
+            return found, Attached(files={"counterexample": text.encode()}), seconds
+        if verdict.answer == "unsat" and work.certificates:
+            return found, self._certified(instance, verdict, found), seconds
+        return found, None, seconds
+
+    def _model(self, instance: Instance, wanted: str | None):
+        from stagecert.verify.models import OpenModel, content_hash
+
+        path = instance.model_path
+        if wanted is None or wanted not in self.models:
+            # Errors of files that could not be read at the start are raised here, too.
+            size = path.stat().st_size
+            there = content_hash(path)
+            if wanted is not None and there != wanted:
+                raise ProblemError(f"{path} has changed since the sweep began.")
+            wanted = there
+            self.models.keep(wanted, OpenModel(path), size)
+        return self.models[wanted]
+
+    def _property(self, instance: Instance, wanted: str | None):
+        from stagecert import properties
+
+        path = instance.property_path
+        if wanted is None or wanted not in self.properties:
+            data = path.read_bytes()
+            there = hashlib.sha256(data).hexdigest()
+            if wanted is not None and there != wanted:
+                raise ProblemError(f"{path} has changed since the sweep began.")
+            wanted = there
+            try:
+                property = properties.load(data)
+            except ProblemError as error:
+                raise ProblemError(f"{path}: {error}") from None
+            self.properties.keep(wanted, property, len(data))
+        return self.properties[wanted]
+
+    def _certified(self, instance: Instance, verdict, found: Finding) -> Attached:
+        """Writes a certificate and checks it, and notes what became of it."""
+        from stagecert import rigor
+        from stagecert.verify import certificates
+
+        files = instance.model_path, instance.property_path
+        times: dict[str, float] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "certificate"
+            begin = time.monotonic()
+            try:
+                found.certificate = "missing"
+                proof = certificates.proof_of(*files, verdict.proof, memory=self.work.memory)
+                certificates.write(path, proof)
+                times["writing"] = time.monotonic() - begin
+                found.certificate = "rejected"
+                begin = time.monotonic()
+                report = rigor.check(*files, path)
+                times["checking"] = time.monotonic() - begin
+            except Exception as error:  # the answer stands, but nobody can check it
+                found.note = _said(error)
+                return Attached(times)
+            if report.accepted:
+                found.certificate = "accepted"
+            else:
+                found.note = "; ".join(report.reasons)[:LONGEST_NOTE]
+            return Attached(times, {"certificate": path.read_bytes()})
+
+
+class _Kept:
+    """The values used last, as many as their sizes allow."""
+
+    def __init__(self, most: int):
+        self._most, self._size = most, 0
+        self._values: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Any:
+        self._values.move_to_end(name)
+        return self._values[name][0]
+
+    def keep(self, name: str, value: Any, size: int) -> None:
+        if name in self._values:
+            return
+        self._values[name] = value, size
+        self._size += size
+        while self._size > self._most and len(self._values) > 1:
+            _, (_, less) = self._values.popitem(last=False)
+            self._size -= less
+
+
+def _finding(verdict, property) -> Finding:
+    cases = verdict.cases
+    # A bound that is not a number says nothing; without rows there is nothing to be bounded.
+    best = [max((b for b in one.bounds if not math.isnan(b)), default=-math.inf) for one in cases]
+    bound = min(best, default=math.inf)
+    nearest = min((one.nearest for one in cases), default=math.inf)
+    bound, nearest = _plain(bound), _plain(nearest)
+    gap = None
+    if bound is not None and nearest is not None and _same_units(property):
+        gap = nearest - bound
+    hows = sorted({one.how for one in cases if one.how})
+    return Finding(
+        verdict.answer,
+        bound=bound,
+        nearest=nearest,
+        gap=gap,
+        cases=len(property.cases),
+        refuted=sum(one.refuted for one in cases),
+        boxes=verdict.boxes,
+        how=" ".join(hows) or None,
+        note=None if verdict.decided else verdict.reason,
+    )
+
+
+def _same_units(property) -> bool:
+    """Whether no case has rows that were scaled differently."""
+    from stagecert.verify.queries import scaled_row
+
+    _, outputs, _ = property.sizes
+    return all(
+        len({scaled_row(row, outputs).scale for row in (*case.outputs, *case.inputs.rows)}) <= 1
+        for case in property.cases
+    )
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ProblemError):
+        text = str(error)
+    elif isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename} cannot be read: {error.strerror}."
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return text[:LONGEST_NOTE]
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _row(item: Item, found: Finding, seconds: float, attached: Attached | None = None) -> Row:
+    blob = None if attached is None else attached.packed()
+    return Row(item.key, item.place, asdict(found), seconds, blob)

@@ -1,0 +1,52 @@
+"""Models that are read once and asked about many properties."""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from stagecert import networks
+from stagecert.verify.replay import open_session
+
+
+class OpenModel:
+    """A model twice: as the network that is bounded, and as the file that ONNX Runtime runs.
+
+    `verify` takes it instead of the file.
+
+    >>> from importlib.resources import files
+    >>> model = OpenModel(files("stagecert") / "digits" / "digits.onnx")
+    >>> model.network.output_size
+    10
+    """
+
+    def __init__(self, source):
+        """Reads a model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto."""
+        self.source = Path(source) if isinstance(source, str) else source
+        self.network = networks.load(self.source)
+
+    @cached_property
+    def session(self) -> tuple[Any, list]:
+        """The model in ONNX Runtime, and its inputs: (name, shape, type) of each."""
+        return open_session(self.source)
+
+
+def opened(model) -> OpenModel:
+    """The model, which is read unless it has been already."""
+    return model if isinstance(model, OpenModel) else OpenModel(model)
+
+
+def content_hash(path: Path) -> str:
+    """Identifies a model's file by its content, with the weights that it keeps in other files."""
+    content = hashlib.sha256(path.read_bytes())
+    if not path.name.endswith(".gz"):
+        try:
+            weights = onnx.load(path, load_external_data=False).graph.initializer
+        except Exception:  # no model: whoever opens it says what is wrong
+            return content.hexdigest()
+        places = {e.value for w in weights for e in w.external_data if e.key == "location"}
+        for place in sorted(places):
+            content.update((path.parent / place).read_bytes())
+    return content.hexdigest()

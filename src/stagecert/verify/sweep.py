@@ -1,0 +1,292 @@
+"""`sweep`: whole lists of instances, with a store that an interrupted run goes on from."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from stagecert import sweeps
+from stagecert.errors import ProblemError
+from stagecert.files import write_csv, write_whole
+from stagecert.sweeps import Item, Row, Store
+from stagecert.verify.instances import Instance, stem
+from stagecert.verify.judging import VERDICTS, Attached, Hashes, Judging
+from stagecert.verify.models import content_hash
+
+COLUMNS = (
+    "index", "set", "model", "property", "timeout", "verdict", "expected", "wrong", "bound",
+    "nearest", "gap", "cases", "refuted", "boxes", "how", "certificate", "file", "note",
+)  # fmt: skip
+# Folders and endings of the files that belong to instances.
+_FILES = {"certificate": ("certificates", "cert"), "counterexample": ("counterexamples", "txt")}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a sweep found.
+
+    Attributes:
+        instances: how many there are.
+        done: how many have a verdict.
+        sets: for each list, how many have which verdict.
+        wrong: how many contradict the answer that is known.
+        known: how many have a known answer, sat or unsat.
+        certificates: how many were accepted, rejected or are missing; empty if none was asked for.
+        seconds: the time that all of it took, in all runs and workers together.
+        configuration: everything that influenced the results, apart from the lists.
+    """
+
+    instances: int
+    done: int
+    sets: dict[str, dict[str, int]]
+    wrong: int
+    known: int
+    certificates: dict[str, int]
+    seconds: float
+    configuration: dict[str, Any]
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """How many instances of all lists have which verdict."""
+        return {name: sum(one[name] for one in self.sets.values()) for name in VERDICTS}
+
+    @property
+    def sound(self) -> bool:
+        """Whether no answer is known to be wrong and no certificate was rejected."""
+        return not self.wrong and not self.certificates.get("rejected")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data."""
+        return {
+            "instances": self.instances,
+            "done": self.done,
+            "complete": self.done == self.instances,
+            "verdicts": self.verdicts,
+            "sets": self.sets,
+            "known_answers": self.known,
+            "wrong": self.wrong,
+            "certificates": self.certificates,
+            "configuration": self.configuration,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Line:
+    """One instance of the table: the columns, its times, and what its file is called."""
+
+    data: dict[str, Any]
+    seconds: float
+    times: dict[str, float] = field(default_factory=dict)
+    size: int | None = None  # of the certificate
+
+
+class Sweep:
+    """A sweep over instances in parts: what there is to do, doing it, and writing it down.
+
+    Args:
+        instances: see `read_lists`.
+        certificates: write a certificate of each "unsat", and have it checked.
+        seed: for the starting points of attacks.
+        memory: GiB that the arrays of one worker may take.
+
+    >>> from stagecert.verify.instances import read_lists
+    >>> work = Sweep(read_lists(["instances.csv"]))  # doctest: +SKIP
+    >>> with work.store("results") as store:  # doctest: +SKIP
+    ...     work.run(store)
+    ...     summary = work.export(store)
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        *,
+        certificates: bool = False,
+        seed: int = 0,
+        memory: float = 1.0,
+    ):
+        if not 0 < memory < float("inf"):
+            raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
+        if seed < 0:
+            raise ProblemError(f"seed must be at least 0, not {seed!r}.")
+        self.instances = list(instances)
+        self.configuration = {
+            "task": "sweep",
+            "stagecert": version("stagecert"),
+            "certificates": certificates,
+            "seed": seed,
+            "memory": memory,
+        }
+        contents = _Contents()
+        hashes = [contents.of(one) for one in self.instances]
+        # Two lines that are the same instance have one row.
+        self.keys = [_key(one, h) for one, h in zip(self.instances, hashes, strict=True)]
+        first: dict[str, int] = {}
+        for place, key in enumerate(self.keys):
+            first.setdefault(key, place)
+        self.items = [Item(place, key) for key, place in first.items()]
+        self._work = Judging(
+            {key: self.instances[place] for key, place in first.items()},
+            {key: hashes[place] for key, place in first.items()},
+            certificates=certificates,
+            seed=seed,
+            memory=memory,
+        )
+
+    def store(self, out: str | Path | None) -> Store:
+        """The store in a folder, which is made if need be; or one in memory."""
+        store = Store(None if out is None else Path(out), self.configuration)
+        if out is not None:
+            # What a killed process did not finish writing.
+            for rest in Path(out).glob("**/*.part"):
+                rest.unlink(missing_ok=True)
+        return store
+
+    def run(
+        self, store: Store, progress: Callable[[list[Row]], None] | None = None, **options: Any
+    ) -> None:
+        """Computes and stores all rows that are missing; for the options see `sweeps.run`."""
+        sweeps.run(self.items, self._work, store, batch=1, progress=progress, **options)
+
+    def lines(self, store: Store, *, attached: bool = False) -> Iterator[Line]:
+        """The table of all instances that have a row, in the order of the lists.
+
+        Args:
+            store: where the rows are.
+            attached: with their times besides that of the verdict, and sizes of certificates.
+        """
+        held = {}
+        wanted = set(self.keys)
+        for row in store.rows(blobs=attached):
+            if row.key in wanted:
+                more = Attached.unpacked(row.blob)
+                size = len(more.files["certificate"]) if "certificate" in more.files else None
+                held[row.key] = row, more.times, size
+        for place, (key, one) in enumerate(zip(self.keys, self.instances, strict=True)):
+            if key in held:
+                row, times, size = held[key]
+                yield Line(self._columns(place, key, one, row.data), row.seconds, times, size)
+
+    def _columns(self, place: int, key: str, one: Instance, found: dict) -> dict[str, Any]:
+        there = {"accepted": "certificate", "rejected": "certificate"}.get(found["certificate"])
+        if found["verdict"] == "sat":
+            there = "counterexample"
+        held = {
+            "index": place,
+            "set": one.set,
+            "model": one.model,
+            "property": one.property,
+            "timeout": one.timeout,
+            "expected": one.expected,
+            "wrong": {found["verdict"], one.expected} == {"sat", "unsat"},
+            "file": there and self._file(there, key),
+            **found,
+        }
+        return {name: held[name] for name in COLUMNS}
+
+    def _file(self, kind: str, key: str) -> str:
+        """Where a file of an instance is, seen from the folder of the results."""
+        folder, ending = _FILES[kind]
+        one = self._work.instances[key]
+        name = re.sub(r"[^\w.-]+", "_", f"{stem(one.model)[:80]}-{stem(one.property)[:80]}")
+        return f"{folder}/{name}-{key[:8]}.{ending}"
+
+    def summary(self, store: Store) -> Summary:
+        """What the store says of the instances."""
+        sets: dict[str, dict[str, int]] = {
+            one.set: {name: 0 for name in VERDICTS} for one in self.instances
+        }
+        certificates = {name: 0 for name in ("accepted", "rejected", "missing")}
+        done = wrong = 0
+        for line in self.lines(store):
+            done += 1
+            sets[line.data["set"]][line.data["verdict"]] += 1
+            wrong += line.data["wrong"]
+            if line.data["certificate"] is not None:
+                certificates[line.data["certificate"]] += 1
+        wanted = set(self.keys)
+        seconds = sum(
+            row.seconds + sum(Attached.unpacked(row.blob).times.values())
+            for row in store.rows(blobs=self.configuration["certificates"])
+            if row.key in wanted
+        )
+        return Summary(
+            instances=len(self.instances),
+            done=done,
+            sets=sets,
+            wrong=wrong,
+            known=sum(one.expected in ("sat", "unsat") for one in self.instances),
+            certificates=certificates if self.configuration["certificates"] else {},
+            seconds=seconds,
+            configuration=self.configuration,
+        )
+
+    def export(self, store: Store) -> Summary:
+        """Writes the files into the store's folder, each whole or not at all."""
+        folder = store.folder
+        assert folder is not None
+        write_csv(folder / "results.csv", COLUMNS, (line.data for line in self.lines(store)))
+        names = ("index", "seconds", "writing", "checking")
+        times = (
+            {"index": line.data["index"], "seconds": round(line.seconds, 6)}
+            | {name: _rounded(line.times.get(name)) for name in names[2:]}
+            for line in self.lines(store, attached=True)
+        )
+        write_csv(folder / "times.csv", names, times)
+        self._write_files(store, folder)
+        found = self.summary(store)
+        write_whole(folder / "summary.json", json.dumps(found.to_dict(), indent=2) + "\n")
+        return found
+
+    def _write_files(self, store: Store, folder: Path) -> None:
+        """Certificates and counterexamples that are not there yet."""
+        wanted = set(self.keys)
+        for row in store.rows(blobs=True):
+            if row.key in wanted:
+                for kind, data in Attached.unpacked(row.blob).files.items():
+                    path = folder / self._file(kind, row.key)
+                    if not path.exists():
+                        path.parent.mkdir(exist_ok=True)
+                        write_whole(path, data)
+
+
+class _Contents:
+    """Hashes of files, each of which is read once."""
+
+    def __init__(self):
+        self._known: dict[tuple[Path, Callable], str | None] = {}
+
+    def of(self, one: Instance) -> Hashes:
+        return Hashes(
+            self._hash(one.model_path, content_hash), self._hash(one.property_path, _hash)
+        )
+
+    def _hash(self, path: Path, how: Callable[[Path], str]) -> str | None:
+        if (path, how) not in self._known:
+            try:
+                self._known[path, how] = how(path)
+            except (OSError, ValueError):
+                self._known[path, how] = None  # the instance's own error, once it is its turn
+        return self._known[path, how]
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _key(one: Instance, hashes: Hashes) -> str:
+    """Identifies an instance by the contents of its files, or by their names if there are none."""
+    parts = [
+        hashes.model or f"no file {one.model_path}",
+        hashes.property or f"no file {one.property_path}",
+        repr(one.timeout),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
