@@ -5,9 +5,15 @@
 """
 
 from benchmarks.paper.methods.base import Method, Outcome, PaperProblems, Stop, Trace
+from benchmarks.paper.methods.deepverify import DeepVerify
+from benchmarks.paper.methods.nonconvex import OursTraced, PaperMethod, PaperMethodFixed
 from benchmarks.paper.methods.ours import Backward, Ibp, Ours
+from benchmarks.paper.methods.pdhg import Pdhg
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Ibp, Backward, Ours)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (Ibp, Backward, Ours, OursTraced, PaperMethod, PaperMethodFixed, DeepVerify, Pdhg)
+}
 
 
 def named(name: str, **settings) -> Method:

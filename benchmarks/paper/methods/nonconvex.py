@@ -1,0 +1,171 @@
+"""The paper's method as its appendix states it, and traces of the library's own search.
+
+FISTA with backtracking on psi_0 from the centre of the box and fractions of 0.5; bounds are those
+of the linearised Lagrangian with multipliers as drawn, over the input set and boxes of the blocks.
+Every problem has its own line search: with one step size for a batch, all wait for the slowest.
+"""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from benchmarks.paper.methods.driver import Found, LaneMethod, Search
+from benchmarks.paper.methods.relaxed import Lane, Shared, distances, problem_of
+from stagecert import tree
+from stagecert.certificate import Evaluation, certify, evaluate, passes_of_evaluate
+from stagecert.degeneracy import FixStatus, any_entry, degenerate_for, fix_degeneracy
+from stagecert.networks.search import default_solvers
+from stagecert.reformulation import Point, forward, full_point, psi_0_and_gradient
+from stagecert.solvers import AbstractSolver, Backtracking
+from stagecert.solvers.base import paper_report, project
+from stagecert.solvers.gradient import grown, projected_step
+
+
+class Fista(AbstractSolver):
+    """FISTA with backtracking, without safeguards; with Fix-Degeneracy if asked.
+
+    A line search that comes down to the least step size takes that step. With `fix`, fractions are
+    corrected after every step as in Safe-Psi-Minimization, and the momentum starts anew where that
+    changed anything.
+
+    Attributes:
+        search: the line search; its defaults are the paper's.
+        fix: whether Fix-Degeneracy runs.
+        q: its first threshold; ten times larger after every failure.
+    """
+
+    name: ClassVar[str] = "fista"
+    search: Backtracking = Backtracking()
+    fix: bool = eqx.field(static=True, default=False)
+    q: float = 1.0
+    patience: int = 10**6
+    progress: float = 1.0
+
+    def init(self, problem, point):
+        evaluation = evaluate(problem, point)
+        one = jnp.ones_like(evaluation.value)
+        state = _Momentum(point, point, one, one * self.search.first, one * self.q)
+        found = paper_report(problem, evaluation, passes_of_evaluate(), False, True)
+        return state, found
+
+    def step(self, problem, state: "_Momentum"):
+        done, gradient = psi_0_and_gradient(problem, state.ahead)
+        taken = projected_step(problem, self.search, state.ahead, done.value, gradient, state.size)
+        t = (1 + jnp.sqrt(1 + 4 * state.t**2)) / 2
+        at = evaluate(problem, taken.point)
+        q, restart = state.q, jnp.array(False)
+        if self.fix:
+            at, q, restart = _corrected(problem, at, q)
+        ahead = tree.move(at.point, tree.subtract(at.point, state.point), (state.t - 1) / t)
+        ahead = tree.select(restart, at.point, project(problem, ahead))
+        t = jnp.where(restart, 1, t)
+        passes = 2 + taken.trials + passes_of_evaluate()
+        found = paper_report(problem, at, passes, False, True)
+        return _Momentum(at.point, ahead, t, grown(self.search, taken), q), found
+
+
+class _Momentum(eqx.Module):
+    """x_k, y_(k+1), t_(k+1), the step size, and Fix-Degeneracy's threshold."""
+
+    point: Point
+    ahead: Point
+    t: Any
+    size: Any
+    q: Any
+
+
+def _corrected(problem, at: Evaluation, q) -> tuple[Evaluation, Any, Any]:
+    """Fix-Degeneracy where an entry's complementarity is large against its width."""
+    needed = any_entry(degenerate_for(at, q))
+    fixed = fix_degeneracy(problem, at.point, q)
+    point = tree.select(needed, fixed.point, at.point)
+    failed = needed & (fixed.status == int(FixStatus.FAILURE))
+    return evaluate(problem, point), jnp.where(failed, 10 * q, q), needed
+
+
+class Steps(Search):
+    """A solver of the core on lanes."""
+
+    solver: AbstractSolver
+    measured: bool = eqx.field(static=True)
+    look_every: int = eqx.field(static=True, default=0)
+
+    def start(self, shared, lane):
+        problem = problem_of(shared, lane)
+        state, report = self.solver.init(problem, full_point(problem, None, lane.row.dtype))
+        return state, self._found(shared, lane, report)
+
+    def step(self, shared, lane, state):
+        state, report = self.solver.step(problem_of(shared, lane), state)
+        return state, self._found(shared, lane, report)
+
+    def _found(self, shared: Shared, lane: Lane, report) -> Found:
+        bound = jnp.where(jnp.isfinite(report.bound), report.bound, -jnp.inf)
+        value = jnp.where(report.crossing.amount > 0, jnp.inf, report.value)
+        seen = None
+        if self.measured:
+            inputs, fractions = report.point.inputs, report.point.fractions
+            blocks = forward(problem_of(shared, lane), inputs, fractions)
+            seen = distances(shared, lane, inputs, blocks)
+        return Found(bound, report.proposal, value, report.point, seen)
+
+    def bound_of(self, shared, lane, proof):
+        return certify(problem_of(shared, lane), proof)[1]
+
+
+class PaperMethod(LaneMethod):
+    """The paper's method: FISTA, at most 50 steps.
+
+    Args:
+        fix_degeneracy: whether Fix-Degeneracy runs beside it.
+        search: the line search.
+        precision: of the search.
+    """
+
+    name = "paper"
+    label = "NonConvex (paper)"
+    limit = 50
+
+    def __init__(
+        self,
+        fix_degeneracy: bool = False,
+        search: Backtracking | None = None,
+        precision: str = "float32",
+    ):
+        super().__init__(precision)
+        self.solver = Fista(search or Backtracking(), fix_degeneracy)
+
+    def refusal(self, problems):
+        return None
+
+    def search(self, shared, trace):
+        return Steps(self.solver, trace)
+
+
+class PaperMethodFixed(PaperMethod):
+    """The same with Fix-Degeneracy."""
+
+    name = "paper_fixed"
+    label = "NonConvex (paper), degeneracy fixed"
+
+    def __init__(self, search: Backtracking | None = None, precision: str = "float32"):
+        super().__init__(True, search, precision)
+
+
+class OursTraced(LaneMethod):
+    """The first solver of the library's default search, step by step: for traces.
+
+    Its bounds are those of the core's certificate, in float64; `Ours` is what to time.
+    """
+
+    name = "ours_traced"
+    label = "stagecert"
+    limit = 500
+
+    def refusal(self, problems):
+        return None
+
+    def search(self, shared, trace):
+        straight = all(kind == "relu" for kind in shared.kinds)
+        return Steps(default_solvers(straight)[0], trace)
