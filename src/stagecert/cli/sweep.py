@@ -9,15 +9,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from stagecert.cli.engine import RayAddress, Workers, engine_of
 from stagecert.cli.running import Running, command, duration
 from stagecert.cli.verify import BAD_INPUT, FAILED, Watcher, set_up_jax
 from stagecert.errors import ProblemError
 
 WRONG = 1
 REPORT = "report.html"
-# Seconds beyond an instance's limit before its worker is ended: for steps that cannot be
+# Seconds beyond the longest time limit before a worker is ended: for steps that cannot be
 # interrupted, compilations above all; and for finding and checking a proof.
-GRACE, PROOF = 60.0, 600.0
+LEEWAY, PROOF = 60.0, 600.0
 
 
 def sweep(
@@ -39,6 +40,11 @@ def sweep(
         int | None, typer.Option(help="At most so many instances of each list, evenly spread.")
     ] = None,
     memory: Annotated[float, typer.Option(help="GiB that the arrays of a worker may take.")] = 1.0,
+    worker_memory: Annotated[
+        float | None, typer.Option(help="GiB of a worker process at which it is ended.")
+    ] = None,
+    workers: Workers = None,
+    ray: RayAddress = None,
     seed: Annotated[int, typer.Option(help="For the starting points of attacks.")] = 0,
     report: Annotated[bool, typer.Option(help=f"Write {REPORT}.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -58,12 +64,13 @@ def sweep(
     running = Running("instances", "verdict", ("unsat", "sat"), quiet)
     Watcher(None, running).start()
     try:
-        from stagecert.sweeps import Store
+        from stagecert.sweeps import InProcess, Store
         from stagecert.verify.instances import read_lists
         from stagecert.verify.report import report_of_instances
         from stagecert.verify.sweep import Sweep
 
         set_up_jax()
+        engine = engine_of(workers, ray)
         instances = read_lists(lists, timeout=timeout, answers=answers or (), limit=limit)
         work = Sweep(instances, certificates=certificates, seed=seed, memory=memory)
 
@@ -81,7 +88,14 @@ def sweep(
         with work.store(out) as store:
             running.export = write_beside
             known = len(store.known(item.key for item in work.items))
-            work.run(store, running.progress(known, len(work.items)))
+            leeway = LEEWAY + (PROOF if certificates else 0.0)
+            work.run(
+                store,
+                running.progress(known, len(work.items)),
+                engine=engine,
+                timeout=None if isinstance(engine, InProcess) else work.longest + leeway,
+                memory=worker_memory,
+            )
             running.claim()
             summary = write(store)
     except (ProblemError, OSError) as error:

@@ -20,8 +20,8 @@ STEPS = 20
 class Points:
     """What a descent found: one point for each lane, and its violation in float32.
 
-    `violation` is the largest of the case's rows minus their goals, relative to the size of the
-    rows' coefficients: at most zero at a counterexample.
+    `violation` is the largest of the case's scaled rows minus their goals: at most zero at a
+    counterexample.
     """
 
     points: np.ndarray
@@ -53,12 +53,10 @@ def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
     for lane, (g, c) in enumerate(lanes):
         group = groups[g]
         chosen = np.flatnonzero(group.members[c])
-        # Each row by itself: their coefficients may be of different sizes.
-        norm = np.maximum(np.abs(group.matrix[chosen]).max(axis=1, initial=0), 1e-30)
         made.lower[lane], made.upper[lane] = group.inputs.lower64, group.inputs.upper64
-        made.rows[lane, : len(chosen)] = group.matrix[chosen] / norm[:, None]
+        made.rows[lane, : len(chosen)] = group.matrix[chosen]
         with np.errstate(over="ignore"):
-            made.goals[lane, : len(chosen)] = group.goals[chosen] / norm
+            made.goals[lane, : len(chosen)] = group.goals[chosen]
         made.used[lane, : len(chosen)] = True
     return made
 

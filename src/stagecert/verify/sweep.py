@@ -137,6 +137,11 @@ class Sweep:
             memory=memory,
         )
 
+    @property
+    def longest(self) -> float:
+        """The largest time limit of all instances."""
+        return max(one.timeout for one in self.instances)
+
     def store(self, out: str | Path | None) -> Store:
         """The store in a folder, which is made if need be; or one in memory."""
         store = Store(None if out is None else Path(out), self.configuration)
