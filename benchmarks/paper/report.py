@@ -1,0 +1,130 @@
+"""Tables, figures and one HTML page from the data files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.paper import figures, plan, tables
+from benchmarks.paper.records import Records, read
+from stagecert.files import write_whole
+from stagecert.html import Page
+
+PARTS = (*tables.TABLES, *figures.FIGURES)
+DOCS = Path(__file__).parents[2] / "docs"
+LEAD = (
+    "Lower bounds on margins of classifiers under perturbations of 8/255, on the convex relaxation "
+    "of the paper (R. Bunel, O. Hinder, S. Bhojanapalli, K. Dvijotham: An efficient nonconvex "
+    "reformulation of stagewise convex optimization problems, NeurIPS 2020): intervals of the "
+    "arguments of activations by interval arithmetic, convex hulls of activations. Networks are of "
+    "the paper's architectures with weights of our own, so bounds differ from the published ones."
+)
+TIMES = (
+    "Times are wall times on warm code: compilation is excluded. All problems of up to 20 images "
+    "are given to a method at once, and the time is divided by their number; CVXPY's solvers take "
+    "one problem at a time. The published times are of other machines and other weights."
+)
+
+
+def render(out: Path, parts: Sequence[str] = PARTS) -> Path:
+    """Writes Markdown tables, figures and the report; returns the report's path."""
+    records = read(out)
+    page = Page("The paper's experiments", LEAD)
+    page.paragraph(TIMES)
+    text = ["# The paper's experiments", "", LEAD, "", TIMES, ""]
+    for part in [name for name in tables.TABLES if name in parts]:
+        made = [table for table in tables.TABLES[part](records) if table.rows]
+        if not made:
+            continue
+        page.heading(tables.TITLES[part])
+        text += [f"## {tables.TITLES[part]}", ""]
+        for table in made:
+            page.table(
+                [_plain(name) for name in table.columns],
+                [[_cell(cell) for cell in row] for row in table.rows],
+                table.title,
+            )
+            for note in table.notes:
+                page.paragraph(note)
+            text += [f"### {table.title}", "", table.markdown(), ""]
+    for part in [name for name in figures.FIGURES if name in parts]:
+        drawings = list(figures.FIGURES[part](records))
+        if drawings:
+            page.heading(figures.TITLES[part])
+        for drawn in drawings:
+            figures.save(drawn, out / "figures")
+            page.figure(drawn[1], drawn[2])
+    _how(page, records)
+    write_whole(out / "tables.md", "\n".join(text))
+    page.write(out / "report.html")
+    return out / "report.html"
+
+
+def _plain(cell: str) -> str:
+    """A cell without Markdown."""
+    return cell.replace("*", "")
+
+
+def _cell(cell: str) -> str | float:
+    """A cell of the page: numbers stand on the right."""
+    try:
+        return float(cell)
+    except ValueError:
+        return _plain(cell)
+
+
+def _how(page: Page, records: Records) -> None:
+    page.heading("How this was made")
+    if records.made:
+        facts = {name: value for name, value in records.made.items() if name != "commands"}
+        page.facts(facts)
+        page.paragraph("Command lines, the last one at the end:")
+        page.code("\n".join(records.made["commands"]))
+    rows = []
+    for run in plan.RUNS.values():
+        images = {
+            name: record.images
+            for (name, other), record in records.of.items()
+            if other == run.name and not record.refused
+        }
+        if images:
+            counts = sorted(set(images.values()))
+            stops = [_stop(run, name) for name in ("tiny_relu_adv", "tiny_relu_ibp")]
+            rows.append([run.title, *stops, " or ".join(map(str, counts))])
+    if rows:
+        page.table(
+            ["method", "stops, adversarial", "stops, interval-bound", "images"],
+            rows,
+            "When methods stop",
+        )
+
+
+def _stop(run: plan.Run, network: str) -> str:
+    if run.method in ("ibp", "backward"):
+        return "no search"
+    stop = run.stop(network)
+    words = []
+    if run.target:
+        words.append(f"bound of {plan.RUNS[run.target].title} passed")
+    elif stop.rtol and stop.atol:
+        words.append(f"gap ≤ {stop.atol:g} + {stop.rtol:g} |bound|")
+    else:
+        words.append(f"gap ≤ {stop.rtol:g} |bound|" if stop.rtol else f"gap ≤ {stop.atol:g}")
+    if stop.seconds:
+        words.append(f"{stop.seconds:g} s")
+    return " or ".join(words)
+
+
+def update_page(out: Path, page: Path = DOCS / "paper.md") -> None:
+    """Puts tables and figures where the page of the documentation has marks for them."""
+    records, text = read(out), page.read_text()
+    for make in tables.TABLES.values():
+        for table in make(records):
+            mark, end = f"<!-- paper {table.name} -->", "<!-- end -->"
+            if mark in text:
+                before, rest = text.split(mark, 1)
+                after = rest.split(end, 1)[1]
+                text = f"{before}{mark}\n\n{table.markdown()}\n\n{end}{after}"
+    write_whole(page, text)
+    for make in figures.FIGURES.values():
+        for drawn in make(records):
+            if f"images/paper_{drawn[0]}.png" in text:
+                figures.save_png(drawn, page.parent / "images" / f"paper_{drawn[0]}.png")

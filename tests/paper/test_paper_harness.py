@@ -1,0 +1,343 @@
+"""The paper's benchmark on two small networks: data, resuming, tables, checks, figures, report."""
+
+import csv
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import stagecert as sc
+from benchmarks.paper import __main__ as command
+from benchmarks.paper import figures, plan, published, records, report, sweep, tables
+from benchmarks.paper.training import model
+from benchmarks.paper.training.architectures import parse
+from stagecert.errors import ProblemError
+from stagecert.sweeps import Store
+
+NETWORKS = ("tiny_relu_adv", "tiny_softplus_ibp")
+METHODS = ("ibp", "backward", "ours")
+SHAPE = (1, 5, 5)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder like that of the benchmark's data, with small images and networks."""
+    folder = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    (folder / "cifar10").mkdir()
+    (folder / "networks" / "paper").mkdir(parents=True)
+    images = random.integers(0, 256, (6, *SHAPE[1:], 1), np.uint8)
+    np.savez(folder / "cifar10" / "test.npz", images=images, labels=random.integers(0, 10, 6))
+    layers = parse("fc8", 10)
+    for seed, name in enumerate(NETWORKS):
+        parameters = model.initialise(layers, SHAPE, jax.random.key(seed))
+        model.save_onnx(
+            sweep.network_file(folder, name), layers, name.split("_")[1], parameters, SHAPE
+        )
+    return folder
+
+
+def arguments(data, out, *more):
+    return [
+        *("--data", str(data), "--out", str(out), "--images", "3"),
+        *("--networks", *NETWORKS, "--methods", *METHODS, *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def out(data, tmp_path_factory):
+    """The results of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("out") / "results"
+    assert command.main(arguments(data, folder)) == 0
+    return folder
+
+
+def found(out):
+    """All data of a run but the times."""
+    files = {name: json.loads((out / "data" / f"{name}.json").read_text()) for name in NETWORKS}
+    for runs in files.values():
+        for entry in runs.values():
+            del entry["seconds"], entry["compiling"]
+    return files
+
+
+def test_data_are_those_of_the_methods(data, out):
+    """Bounds in the files are what the library says, and sound: below sampled margins."""
+    problems = sweep.PaperProblems.load(
+        sweep.network_file(data, NETWORKS[0]), sweep.images_file(data), 3, plan.EPS
+    )
+    direct = sc.networks.bound(
+        problems.network, problems.lower, problems.upper, problems.rows,
+        method="backward", intermediate="ibp",
+    )  # fmt: skip
+    held = records.read(out).of
+    np.testing.assert_allclose(held[NETWORKS[0], "backward"].bound, direct.bound, rtol=1e-7)
+    share = np.random.default_rng(1).random((50, *problems.lower.shape))
+    for point in problems.lower + share * (problems.upper - problems.lower):
+        outputs = jax.vmap(problems.network.flat_outputs)(point[:, None].astype(float))
+        margins = np.einsum("bto,bo->bt", problems.rows, np.asarray(outputs))
+        for run in METHODS:
+            assert (held[NETWORKS[0], run].bound <= margins + 1e-6).all()
+    ours = held[NETWORKS[0], "ours"]
+    gap = ours.value - ours.bound
+    assert (gap <= 1e-2 * np.abs(ours.bound) * (1 + 1e-6))[ours.early == 1].all()
+
+
+def test_tables_are_means_of_the_data(out):
+    """Every cell of Table 1 and of the summary, computed anew from the raw files."""
+    text = (out / "tables.md").read_text()
+    summary = list(csv.DictReader((out / "data" / "summary.csv").read_text().splitlines()))
+    assert len(summary) == len(NETWORKS) * len(METHODS)
+    for line in summary:
+        path = out / "data" / f"{line['network']}.json"
+        entry = json.loads(path.read_text())[line["run"]]
+        bounds = np.array(entry["bound"])
+        assert bounds.shape == (3, 9)
+        milliseconds = 1000 * entry["seconds"] / 27
+        assert float(line["mean_bound"]) == pytest.approx(bounds.mean(), rel=1e-6)
+        assert float(line["ms_per_problem"]) == pytest.approx(milliseconds, rel=1e-6)
+        label = plan.RUNS[line["run"]].title
+        row = f"| {label} | {-bounds.mean():.4g} | – | – | {milliseconds:.4g} | – | – | 3 / – / – |"
+        assert row in text
+        if line["run"] == "ours":
+            iterations = np.mean(entry["iterations"])
+            assert float(line["mean_iterations"]) == pytest.approx(iterations, rel=1e-6)
+            assert float(line["early_share"]) == pytest.approx(np.mean(entry["early"]), rel=1e-6)
+
+
+def test_goes_on_after_being_killed(data, out, tmp_path):
+    """Killed in the middle of an item by SIGKILL, then run again: the same data."""
+    script = (
+        "import os, signal, sys\n"
+        "from benchmarks.paper import __main__ as command\n"
+        "from benchmarks.paper.methods import METHODS\n"
+        "METHODS['ours'].run = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "METHODS['ours'].prepare = lambda *_, **__: None\n"
+        "command.main(sys.argv[1:])\n"
+    )
+    folder = tmp_path / "results"
+    root = Path(__file__).parents[2]
+    killed = subprocess.run(
+        [sys.executable, "-c", script, *arguments(data, folder)], cwd=root, capture_output=True
+    )
+    assert killed.returncode == -9, killed.stderr.decode()
+    with Store(folder / "store", sweep.configuration(data)) as store:
+        assert [row.data["run"] for row in store.rows()] == ["ibp", "backward"]
+    assert command.main(arguments(data, folder)) == 0
+    assert found(folder) == found(out)
+
+
+def test_nothing_is_computed_twice(data, out, monkeypatch):
+    before = found(out)
+
+    def fail(*_, **__):
+        raise AssertionError("computed again")
+
+    for method in {plan.RUNS[name].method for name in METHODS}:
+        monkeypatch.setattr(sweep.named(method).__class__, "run", fail)
+    assert command.main(arguments(data, out)) == 0
+    assert found(out) == before
+
+
+def test_one_failure_leaves_the_rest(data, tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(sweep.named("backward").__class__, "run", fail)
+    few = ["--only", "table1", "--methods", "ibp", "backward"]
+    assert command.main([*arguments(data, tmp_path)[:6], "--networks", NETWORKS[0], *few]) == 1
+    assert "tiny_relu_adv/backward/0+3" in capsys.readouterr().err
+    assert set(records.read(tmp_path).of) == {(NETWORKS[0], "ibp")}
+    monkeypatch.undo()
+    assert command.main([*arguments(data, tmp_path)[:6], "--networks", NETWORKS[0], *few]) == 0
+    assert (NETWORKS[0], "backward") in records.read(tmp_path).of
+
+
+def test_other_data_are_refused(data, out, tmp_path, capsys):
+    other = tmp_path / "data"
+    shutil.copytree(data, other)
+    with np.load(sweep.images_file(data)) as file:
+        np.savez(sweep.images_file(other), images=255 - file["images"], labels=file["labels"])
+    assert command.main(arguments(other, out)) == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+def test_absent_data_are_named(tmp_path, capsys):
+    assert command.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "test.npz is not there (13 files are missing)" in said
+    assert "--data" in said
+    assert "STAGECERT_DATA" in said
+    assert not (tmp_path / "out").exists()
+    assert command.main(["--report-only", "--out", str(tmp_path / "out")]) == 2
+
+
+def test_report_only_reads_the_data_files(out):
+    before = {path.name: path.read_text() for path in (out / "data").iterdir()}
+    report_before = (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    assert command.main(["--report-only", "--out", str(out)]) == 0
+    assert {path.name: path.read_text() for path in (out / "data").iterdir()} == before
+    assert (out / "report.html").read_text() == report_before
+
+
+class Nesting(html.parser.HTMLParser):
+    """Checks that tags nest; gathers text and references."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.references, self.text = [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "meta":
+            self.open.append(tag)
+        self.references += [value for name, value in attrs if name in ("href", "src")]
+
+    def handle_startendtag(self, tag, attrs):
+        self.references += [value for name, value in attrs if name in ("href", "src")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_report_is_whole_and_needs_nothing_else(data, out):
+    text = (out / "report.html").read_text()
+    page = Nesting(text)
+    assert all(reference.startswith("#") for reference in page.references)
+    assert "http" not in text
+    for title in ("Table 1", "Checks", "The example", "How this was made"):
+        assert title in page.text
+    assert jax.__version__ in page.text
+    assert "python -m benchmarks.paper --data" in page.text
+    assert str(data.parent) not in text
+    assert text.count("<svg") == 3
+    for name in ("example", "escape", "infeasible"):
+        assert (out / "figures" / f"{name}.svg").exists()
+        assert (out / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium")
+def test_a_browser_shows_the_report(out, tmp_path):
+    shown = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-extensions",
+         f"--user-data-dir={tmp_path}", "--enable-logging=stderr", "--dump-dom",
+         (out / "report.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in shown.stderr
+    assert "How this was made" in shown.stdout
+    assert len(re.findall("<svg", shown.stdout)) == 3
+
+
+def test_plan():
+    """Dear methods run on few images; what a run needs comes before it."""
+    works = list(plan.planned(plan.NETWORKS, list(plan.RUNS), plan.TRACED, 45))
+    assert len({work.key for work in works}) == len(works)
+    covered = {}
+    for work in works:
+        covered.setdefault((work.network, work.run.name), []).extend(
+            range(work.first, work.first + work.count)
+        )
+        if work.run.target:
+            assert set(covered[work.network, work.run.name]) <= set(
+                covered[work.network, work.run.target]
+            )
+    for (network, run), images in covered.items():
+        most = plan.RUNS[run].most.get(network.split("_")[0], 45)
+        assert images == list(range(min(45, most)))
+    # Others run too if a chosen run needs their bounds.
+    assert plan.ordered(["deepverify"]) == ["paper", "deepverify"]
+
+
+def record(run, bound, value=None, seconds=1.0, network="tiny_relu_adv"):
+    bound = np.asarray(bound, float)
+    value = np.full(bound.shape, np.nan) if value is None else np.asarray(value, float)
+    whole = np.ones(bound.shape)
+    return {(network, run): records.Record(network, run, bound, value, whole, whole, seconds)}
+
+
+def test_checks_judge():
+    truth = np.array([[-2.0, -4.0], [-6.0, -8.0]])
+    ours = record("ours-tight", truth - 1e-4, truth + 1e-4)
+    looser, tighter = record("paper", truth - 1e-3), record("deepverify", truth[:1] - 1e-5)
+    solver, far = record("cvxpy-highs", truth), record("cvxpy-scs", truth * 1.01)
+    entries = ours | looser | tighter
+    if "cvxpy-highs" in plan.RUNS:
+        entries |= solver | far
+    held = records.Records(entries, {}, {})
+    passed = {check.run: check.passed for check in tables.checks(held)}
+    assert passed["paper"]
+    assert not passed["deepverify"]
+    by_run = {check.run: check for check in tables.checks(held)}
+    assert by_run["deepverify"].problems == 2
+    assert by_run["deepverify"].relative == pytest.approx(-9e-5 / 3, rel=1e-3)
+    if "cvxpy-highs" in plan.RUNS:
+        assert passed["cvxpy-highs"]
+        assert not passed["cvxpy-scs"]
+    rows = tables.check_tables(held)[0].rows
+    assert [row[-1] for row in rows].count("FAIL") == 1 + ("cvxpy-highs" in plan.RUNS)
+
+
+def test_bounds_above_values_are_found():
+    truth = np.array([[1.0, 2.0]])
+    sound = record("ours-tight", truth - 1e-3, truth)
+    held = records.Records(sound | record("paper", truth + 1e-3), {}, {})
+    verdicts = {c.run: c.passed for c in tables.crossings(held)}
+    assert verdicts == {"ours-tight": True, "paper": False}
+
+
+def test_means_of_fewer_images_stand_beside_ours_on_the_same():
+    ours = record("ours-tight", [[-1.0, -3.0], [-10.0, -30.0]])
+    held = records.Records(ours | record("paper", [[-2.0, np.nan]]), {}, {})
+    table = tables.bounds_and_times(held, "adv")[0]
+    cells = {row[0]: row[1] for row in table.rows}
+    assert cells[plan.RUNS["paper"].title] == "2 (1)"
+    assert cells[plan.RUNS["ours-tight"].title] == "11"
+
+
+def test_published_numbers_have_networks_and_methods():
+    for book in (published.BOUND, published.MILLISECONDS, published.STOPPING):
+        assert {network for _, network in book} <= set(plan.NETWORKS)
+        assert {method for method, _ in book} <= set(tables._PUBLISHED)
+
+
+def test_drawings_of_the_example():
+    """Descent from the spurious minimiser stays; after the escape it reaches the optimum."""
+    stuck = figures.descent(figures.STUCK)
+    assert np.ptp(stuck, axis=0).tolist() == [0, 0]
+    with jax.enable_x64(True):
+        freed = figures.escape_exact_local_min(figures.lens(), figures.STUCK)
+    end = figures.descent(freed)[-1]
+    np.testing.assert_allclose(end, [0, 0], atol=1e-3)
+    assert (1 - 2 * end[1]) * (end[0] ** 2 - 1) == pytest.approx(-1, abs=1e-3)
+
+
+def test_require_accepts_what_is_there(data):
+    sweep.require(data, NETWORKS)
+    with pytest.raises(ProblemError, match=r"small_relu_adv\.onnx is not there"):
+        sweep.require(data, ["small_relu_adv"])
+
+
+def test_page_of_the_documentation_is_filled_in(out, tmp_path):
+    page = tmp_path / "paper.md"
+    page.write_text(
+        "before\n<!-- paper table1_relu_adv -->\nold\n<!-- end -->\n![](images/paper_example.png)\n"
+    )
+    report.update_page(out, page)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- paper table1_relu_adv -->\n\n| method |")
+    assert "old" not in text
+    assert (tmp_path / "images" / "paper_example.png").exists()
