@@ -16,6 +16,7 @@ from stagecert.files import write_whole
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --quiet: #767676; --shade: #8881; }
+@media (prefers-color-scheme: dark) { :root { --quiet: #a0a0a0; } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; margin: 2rem 0 .6rem; }
 nav { border-left: 3px solid var(--line); padding-left: 1rem; }

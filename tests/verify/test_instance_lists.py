@@ -74,7 +74,7 @@ def test_errors_name_the_line(tmp_path, text, message):
 
 
 def test_a_missing_list(tmp_path):
-    with pytest.raises(ProblemError, match="nowhere.csv cannot be read: No such file"):
+    with pytest.raises(ProblemError, match=r"nowhere\.csv cannot be read: No such file"):
         read_lists([tmp_path / "nowhere.csv"])
 
 

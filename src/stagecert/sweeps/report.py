@@ -201,7 +201,7 @@ def _times(page: Page, about: About, held: _Held) -> None:
             for name, times in seconds.items()
             if len(times)
         ],
-        "Seconds of computation; the sum is over all runs and workers.",
+        "Seconds to decide them; the sum is over all runs and workers.",
     )
     if not can_draw():
         page.paragraph('Figures need matplotlib: pip install "stagecert[plot]"')
