@@ -5,6 +5,7 @@
 #   make lint        ruff (lint and format) and pyright
 #   make docs        build the documentation into site/
 #   make benchmark   run the benchmarks
+#   make paper       run the paper's experiments on 20 images (needs data, see docs/paper.md)
 #   make format      let ruff fix and format the code
 #   make clean       remove .venv and everything built
 #
@@ -19,7 +20,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs benchmark format clean
+.PHONY: demo test lint docs benchmark paper format clean
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment, so `make -j` is serialised.
@@ -42,6 +43,10 @@ docs: $(VENV)/.installed-docs
 
 benchmark: $(VENV)/.installed-test
 	$(PY) -m benchmarks.core
+
+# More options: `make paper PAPER_ARGS="--images 100"`.
+paper: $(VENV)/.installed-paper
+	$(PY) -m benchmarks.paper $(PAPER_ARGS)
 
 format: $(VENV)/.installed-lint
 	$(PY) -m ruff check --fix .

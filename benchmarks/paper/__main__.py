@@ -146,7 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     out: Path = options.out
     problems: list[str] = []
-    if not options.report_only:
+    needs_data = any(part in _NEEDS for part in options.only)
+    if options.report_only and not (out / "data").is_dir():
+        print(f"error: {out / 'data'} is not there; run the benchmark first.", file=sys.stderr)
+        return 2
+    if needs_data and not options.report_only:
         try:
             sweep.require(options.data, options.networks or plan.NETWORKS)
             images = sweep.image_count(options.data)
@@ -169,9 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ProblemError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-    elif not (out / "data").is_dir():
-        print(f"error: {out / 'data'} is not there; run the benchmark first.", file=sys.stderr)
-        return 2
+    out.mkdir(parents=True, exist_ok=True)
     path = report.render(out, options.only)
     if out.resolve() == RESULTS.resolve() and (report.DOCS / "paper.md").exists():
         report.update_page(out)

@@ -179,6 +179,13 @@ def test_absent_data_are_named(tmp_path, capsys):
     assert command.main(["--report-only", "--out", str(tmp_path / "out")]) == 2
 
 
+def test_the_example_needs_no_data(tmp_path):
+    out = tmp_path / "out"
+    assert command.main(["--only", "example", "--data", "nowhere", "--out", str(out)]) == 0
+    assert (out / "figures" / "escape.svg").exists()
+    assert not (out / "store").exists()
+
+
 def test_report_only_reads_the_data_files(out):
     before = {path.name: path.read_text() for path in (out / "data").iterdir()}
     report_before = (out / "report.html").read_text()
