@@ -7,7 +7,9 @@ for Ray is what it is made for: getting the work to the nodes, and noticing that
 
 import logging
 import os
+import socket
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,9 +26,11 @@ from stagecert.sweeps.worker import Limits, Setup, Worker, settings, threads
 
 # Seconds for which no worker at all need be there, such as while a cluster is growing.
 PATIENCE = 600.0
+# Seconds for connecting to a cluster's head node.
+CONNECTION = 10.0
 # Batches that take less than so many seconds are sent ahead, to hide the way to the node.
 SHORT = 1.0
-# Actors that may be lost while starting, for each worker, before one is ready.
+# How often a process may end before it is ready; actors, for each worker.
 FALSE_STARTS = 3
 # Bytes of the object store of a cluster that is started here, apart from the work itself.
 OBJECTS = 200 * 2**20
@@ -75,9 +79,13 @@ class _Supervisor:
         self._worker: Worker | None = None
 
     def start(self) -> Outcome:
-        """Starts the process: "ready" or "unprepared"."""
-        self._worker = Worker(self._setup, self._limits)
-        return self._worker.wait()
+        """Starts the process, again if need be: "ready", or why not."""
+        for _ in range(FALSE_STARTS):
+            self._worker = Worker(self._setup, self._limits)
+            outcome = self._worker.wait()
+            if outcome.kind != "stillborn":
+                break
+        return outcome
 
     def compute(self, items: Sequence[Item]) -> Outcome:
         """What becomes of the items."""
@@ -188,7 +196,7 @@ class _Crew:
                         tasks.give_back(later)
                     self._replace(k, member)
                     break
-                if outcome.kind == "unprepared":
+                if outcome.kind in ("unprepared", "stillborn"):
                     raise ProblemError(f"A worker cannot be started again: {outcome.why}.")
                 rows += tasks.settle(task, outcome)
                 member.received()
@@ -199,10 +207,11 @@ class _Crew:
         if outcome is not None and outcome.kind == "ready":
             member.ready, self._false_starts = True, 0
             return
+        if outcome is not None:
+            raise ProblemError(f"Workers cannot be started: {outcome.why}.")
         self._false_starts += 1
-        why = "they are lost" if outcome is None else outcome.why
         if self._false_starts >= FALSE_STARTS * self.size:
-            raise ProblemError(f"Workers cannot be started: {why}.")
+            raise ProblemError("Workers cannot be started: Ray loses them all.")
         self._replace(k, member)
 
     def _replace(self, k: int, member: _Member) -> None:
@@ -224,24 +233,46 @@ def _connection(ray: Any, engine: Ray, size: int) -> Iterator[None]:
         yield  # The caller's, who knows when to end it.
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = engine.address or "auto"
+    address = engine.address or os.environ.get("RAY_ADDRESS") or "auto"
+    _check_address(address)
+    alone = {
+        "address": "local",
+        "num_cpus": max(engine.workers or 0, cores()),
+        "include_dashboard": False,
+        "object_store_memory": OBJECTS + 2 * size,
+    }
     try:
-        if address != "local":
-            ray.init(address=address, **quiet)
+        _start(ray, alone if address == "local" else {"address": address})
     except ConnectionError as error:
-        if engine.address is not None or "RAY_ADDRESS" in os.environ:
+        if address != "auto" or engine.address == "auto":
             raise ProblemError(f"There is no Ray cluster at {address}: {error}") from None
-        address = "local"
-    if address == "local":
-        ray.init(
-            address="local",
-            num_cpus=max(engine.workers or 0, cores()),
-            include_dashboard=False,
-            object_store_memory=OBJECTS + 2 * size,
-            **quiet,
-        )
+        _start(ray, alone)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Says at once what Ray would say after minutes."""
+    if "://" in address:
+        raise ProblemError(
+            f"{address}: give HOST:PORT of the head node, on a machine that belongs to the cluster."
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        if address not in ("auto", "local"):
+            raise ProblemError(f"A Ray cluster's address is HOST:PORT, not {address!r}.")
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECTION).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ProblemError(f"There is no Ray cluster at {address}: {error}.") from None
+
+
+def _start(ray: Any, arguments: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        # Ray starts its processes with a function between fork and exec, which JAX warns of. That
+        # function does no more than system calls.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)

@@ -82,13 +82,12 @@ class Processes:
                         false_starts = 0
                         continue
                     task = slot.end()
-                    if outcome.kind != "unprepared":
+                    if outcome.kind == "stillborn":
+                        tasks.give_back(task)
+                        false_starts += 1
+                    elif outcome.kind != "unprepared":
                         rows += tasks.settle(task, outcome)
-                        continue
-                    slot.close()
-                    tasks.give_back(task)
-                    false_starts += 1
-                    if false_starts >= FALSE_STARTS:
+                    if outcome.kind == "unprepared" or false_starts >= FALSE_STARTS:
                         raise ProblemError(f"Workers cannot be started: {outcome.why}.")
                 yield rows
         finally:

@@ -41,12 +41,13 @@ class Outcome:
 
     Attributes:
         kind: "rows" if they were computed, "raised" an exception, "late", or "died" with the
-            process. Of a process that is starting: "ready" or "unprepared".
+            process. Of a process that is starting: "ready", "unprepared" if the work could not be
+            prepared, or "stillborn" if it ended before that.
         rows: for "rows".
         why: for all others.
     """
 
-    kind: Literal["rows", "raised", "late", "died", "ready", "unprepared"]
+    kind: Literal["rows", "raised", "late", "died", "ready", "unprepared", "stillborn"]
     rows: Sequence[Row] = ()
     why: str = ""
 

@@ -168,7 +168,7 @@ class Worker:
         return self._dead(f"its process ended with status {code}")
 
     def _dead(self, why: str) -> Outcome:
-        return Outcome("died" if self._ready else "unprepared", why=why)
+        return Outcome("died" if self._ready else "stillborn", why=why)
 
     def _gigabytes(self) -> float:
         try:
