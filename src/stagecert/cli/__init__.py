@@ -1,9 +1,12 @@
 """The command-line program."""
 
+import sys
+
 import typer
 
 from stagecert.cli.check import check
 from stagecert.cli.demo import demo
+from stagecert.cli.engine import with_address
 from stagecert.cli.inspect import inspect
 from stagecert.cli.robust import robust
 from stagecert.cli.sweep import sweep
@@ -29,4 +32,4 @@ def _root() -> None:
 
 def main() -> None:
     """Entry point of the program `stagecert`."""
-    app()
+    app(with_address(sys.argv[1:]))

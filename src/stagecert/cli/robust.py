@@ -2,34 +2,20 @@
 
 import json
 import os
-import shlex
-import sys
-import threading
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
-from rich.text import Text
 
+from stagecert.cli.engine import RayAddress, Workers, engine_of
+from stagecert.cli.running import Running, command
 from stagecert.cli.verify import BAD_INPUT, FAILED, Watcher
 from stagecert.errors import ProblemError
 
-INTERRUPTED = 130
-# Seconds between two lines of progress, where there is no terminal to draw a bar on.
-LINE_EVERY = 30.0
+REPORT = "report.html"
 
 
 def robust(
@@ -58,29 +44,36 @@ def robust(
         int | None, typer.Option(help="Images computed together; by default what fits.")
     ] = None,
     memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
+    workers: Workers = None,
+    ray: RayAddress = None,
     format: Annotated[str, typer.Option(help="Of the table: csv or parquet.")] = "csv",
+    report: Annotated[bool, typer.Option(help=f"Write {REPORT}.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Clean, attacked and certified accuracy on a data set, with a table of all images.
 
-    The folder gets results.csv (or .parquet), summary.json, times.csv and counterexamples.npz. A
-    run that was interrupted or killed goes on where it was if the same command is given again.
+    The folder gets results.csv (or .parquet), summary.json, times.csv, counterexamples.npz and
+    report.html. A run that was interrupted or killed goes on where it was if the same command is
+    given again.
 
     The exit status is 0 when all images are done, 2 for bad input, 3 for an error of the program,
     and 130 if the run was interrupted.
     """
-    outcome = _Outcome(out, format, quiet)
-    Watcher(None, outcome).start()
+    running = Running("images", "status", ("certified", "attacked"), quiet)
+    Watcher(None, running).start()
     try:
         from stagecert.compiling import use_compilation_cache
         from stagecert.robust import Robustness
         from stagecert.robust.data import load
+        from stagecert.robust.report import report_of_robust
         from stagecert.robust.table import check_format
+        from stagecert.sweeps import Store
 
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             use_compilation_cache()
         check_format(format)
+        engine = engine_of(workers, ray)
         run = Robustness(
             model,
             *load(data, images, labels),
@@ -95,127 +88,37 @@ def robust(
             batch=batch,
             memory=memory,
         )
+
+        def write(store: Store):
+            found = run.export(store, format)
+            if report:
+                path = out / REPORT
+                report_of_robust(store, run.keys, path, command=command(), name=model.name)
+            return found
+
+        def write_beside() -> tuple[int, int, Path]:
+            with Store.reader(out) as store:
+                found = write(store)
+            return found.done, found.images, out
+
         with run.store(out) as store:
-            outcome.run = run
+            running.export = write_beside
             known = len(store.known(run.keys))
-            show = outcome.progress(known, len(run.items))
-            run.run(store, show)
-            outcome.claim()
-            report = run.export(store, format)
+            run.run(store, running.progress(known, len(run.items)), engine)
+            running.claim()
+            summary = write(store)
     except (ProblemError, OSError) as error:
-        outcome.fail(str(error), BAD_INPUT)
+        running.fail(str(error), BAD_INPUT)
     except MemoryError as error:
-        outcome.fail(f"Out of memory ({error}); try a smaller --batch or --memory.", FAILED)
+        running.fail(f"Out of memory ({error}); try a smaller --batch or --memory.", FAILED)
     except Exception as error:
-        outcome.fail(f"{type(error).__name__}: {error}", FAILED)
+        running.fail(f"{type(error).__name__}: {error}", FAILED)
     else:
         if as_json:
-            print(json.dumps(report.to_dict()))
+            print(json.dumps(summary.to_dict()))
         elif not quiet:
-            _print(report, out, known)
+            _print(summary, out, known)
         raise typer.Exit(0)
-
-
-class _Outcome:
-    """Ends the process once, by whichever thread comes first."""
-
-    def __init__(self, out: Path, format: str, quiet: bool):
-        self.out, self.format, self.quiet = out, format, quiet
-        self.run: Any = None
-        self._once = threading.Lock()
-        self._bar: Progress | None = None
-
-    def progress(self, known: int, total: int):
-        """Shows a bar; returns what is to be called with the rows of each batch."""
-        if self.quiet:
-            return None
-        console = Console(stderr=True)
-        if known:
-            console.print(f"{known} of {total} images are there already.", highlight=False)
-        self._bar = bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("images"),
-            _Speed(),
-            TimeElapsedColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        bar.start()
-        task = bar.add_task("starting", total=total, completed=known)
-        count = {"certified": 0, "attacked": 0}
-        last = time.monotonic()
-
-        def show(rows) -> None:
-            nonlocal last
-            for row in rows:
-                if row.data["status"] in count:
-                    count[row.data["status"]] += 1
-            text = ", ".join(f"{n} {name}" for name, n in count.items())
-            bar.update(task, advance=len(rows), description=text)
-            if not console.is_terminal and time.monotonic() - last > LINE_EVERY:
-                last = time.monotonic()
-                done = int(bar.tasks[0].completed)
-                print(f"{done} of {total} images: {text} since the start", file=sys.stderr)
-
-        return show
-
-    def claim(self) -> None:
-        """Takes the right to end the process; a thread that comes later waits for that end."""
-        if not self._once.acquire(blocking=False):
-            threading.Event().wait()
-        if self._bar is not None:
-            self._bar.stop()
-
-    def interrupted(self) -> None:
-        """Leaves a table of what is known, says how to go on, and ends the process."""
-        self.claim()
-        print("Interrupted.", file=sys.stderr)
-        if self.run is not None:
-            from stagecert.sweeps import Store
-
-            try:
-                with Store.reader(self.out) as store:
-                    report = self.run.export(store, self.format)
-                print(
-                    f"{report.done} of {report.images} images are done; {self.out} has their "
-                    f"table. The same command goes on from there:\n  {_command()}",
-                    file=sys.stderr,
-                )
-            except (ProblemError, OSError) as error:
-                print(error, file=sys.stderr)
-        self._end(INTERRUPTED)
-
-    def timed_out(self) -> None:
-        """There is no time limit."""
-
-    def fail(self, message: str, code: int) -> None:
-        """Says what is wrong and ends the process."""
-        self.claim()
-        print(message, file=sys.stderr)
-        self._end(code)
-
-    def _end(self, code: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Compilations run in threads that cannot be stopped in any other way.
-        os._exit(code)
-
-
-class _Speed(ProgressColumn):
-    """Images a second."""
-
-    def render(self, task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.3g}/s")
-
-
-def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def _print(report, out: Path, known: int) -> None:

@@ -1,7 +1,5 @@
 """The files that a run leaves: the table of images, their times, counterexamples, a summary."""
 
-import csv
-import io
 import json
 import zipfile
 from collections.abc import Iterable
@@ -12,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.files import write_whole, written_whole
+from stagecert.files import write_csv, write_whole, written_whole
 from stagecert.sweeps import Store
 
 Format = Literal["csv", "parquet"]
@@ -150,37 +148,17 @@ def export(
     if format == "parquet":
         _write_parquet(folder / "results.parquet", table)
     else:
-        _write_csv(folder / "results.csv", COLUMNS, table)
+        write_csv(folder / "results.csv", COLUMNS, table)
     times = (
         {"index": row.place, "seconds": round(row.seconds, 6)}
         for row in store.rows()
         if row.key in keys
     )
-    _write_csv(folder / "times.csv", ("index", "seconds"), times)
+    write_csv(folder / "times.csv", ("index", "seconds"), times)
     _write_points(folder / "counterexamples.npz", store, keys, shape)
     found = report(store, keys)
     write_whole(folder / "summary.json", json.dumps(found.to_dict(), indent=2) + "\n")
     return found
-
-
-def _write_csv(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
-    with written_whole(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = csv.writer(text, lineterminator="\n")
-        names = list(columns)
-        writer.writerow(names)
-        for row in rows:
-            writer.writerow([_cell(row[name]) for name in names])
-        text.detach()
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    # The shortest digits that give the same float back.
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 def _write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> None:
