@@ -27,8 +27,8 @@ class Instance:
     Attributes:
         set: the name of the list.
         model, property: as the list names them, relative to the list's folder.
-        model_path, property_path: where these files are; that of the packed file (.gz) if only
-            that is there.
+        model_path, property_path: where these files are, from the root; that of the packed file
+            (.gz) if only that is there.
         timeout: seconds.
         expected: "sat" or "unsat" if the answer is known, "unknown" if it is said not to be, None
             if nothing is said.
@@ -192,6 +192,8 @@ def _expected(where: str, row: dict[str, Any]) -> str:
 
 
 def _there(path: Path) -> Path:
+    # Workers may have another working directory.
+    path = Path(os.path.abspath(path))
     packed = path.with_name(path.name + ".gz")
     return packed if not path.exists() and packed.exists() else path
 

@@ -149,6 +149,11 @@ class _Judge:
         except Exception as error:  # whatever it is, it concerns this instance only
             found, attached = Finding("error", note=_said(error)), None
             seconds = time.monotonic() - begin
+        if found.note is not None:
+            # Files are called what the list calls them, wherever that is.
+            one = self.work.instances[item.key]
+            for path, name in ((one.model_path, one.model), (one.property_path, one.property)):
+                found.note = found.note.replace(str(path), name)
         return _row(item, found, seconds, attached)
 
     def _judged(self, key: str) -> tuple[Finding, Attached | None, float]:
