@@ -1,5 +1,6 @@
 """Sweeps on real Ray clusters: the table of one process, whatever is killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import sweep_works
 from sweep_works import CONFIGURATION, Logged, alive, items, squares, table, wait_until
 
+import stagecert
 from stagecert import sweeps
 from stagecert.errors import ProblemError
 from stagecert.sweeps import Ray, Store
@@ -96,6 +98,39 @@ def test_two_nodes_one_of_which_is_killed(nodes, store, tmp_path):
         assert table(store) == squares(200)
     assert max(again.begun().values()) <= 2
     nodes.kill_or_add()
+
+
+@pytest.mark.slow
+def test_the_same_table_of_200_images_whatever_computes_it(nodes, tmp_path):
+    digits = Path(stagecert.__file__).parent / "digits"
+    arguments = [
+        sys.executable, "-c", "from stagecert.cli import main; main()", "robust",
+        digits / "digits.onnx", "--data", digits / "digits.npz", "--eps", "0.08", "--limit", "200",
+        "--batch", "25", "--method", "backward", "--restarts", "1", "--quiet", "--no-report",
+    ]  # fmt: skip
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    tables = {}
+    for name, engine in (
+        ("process", []), ("processes", ["--workers", "2"]),
+        ("ray", ["--ray", nodes.address, "--workers", "2"]),
+    ):  # fmt: skip
+        out = tmp_path / name
+        done = subprocess.run(
+            [*arguments, "--out", out, *engine], env=environment, check=False, text=True,
+            capture_output=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary.pop("seconds") > 0
+        assert summary["complete"]
+        files = [(out / file).read_bytes() for file in ("results.csv", "counterexamples.npz")]
+        tables[name] = summary, files
+    assert tables["process"] == tables["processes"] == tables["ray"]
 
 
 DRIVER = """
