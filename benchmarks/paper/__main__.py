@@ -12,6 +12,7 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,13 +164,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for work in planned:
                     print(work.key)
                 return 0
+            begin, spent = time.perf_counter(), _processor_seconds()
+            computed = []
             with Store(out / "store", sweep.configuration(options.data)) as store:
                 try:
                     with _progress(len(planned)) as (during, after):
-                        sweep.compute(planned, store, options.data, during, after)
+                        sweep.compute(
+                            planned, store, options.data, during,
+                            lambda work, new: (after(work, new), computed.append(new)),
+                        )  # fmt: skip
                 except sweep.Failed as failed:
                     problems.append(str(failed))
-                records.write(out, store, planned, _command(arguments))
+                session = {
+                    "command": _command(arguments),
+                    "computed": sum(computed),
+                    "minutes": round((time.perf_counter() - begin) / 60, 1),
+                    "processor_minutes": round((_processor_seconds() - spent) / 60, 1),
+                }
+                records.write(out, store, planned, session)
         except ProblemError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -186,6 +198,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [check for check in judged if not check.passed]
     print(f"checks: {len(judged) - len(failed)} of {len(judged)} passed")
     return 1 if problems else 0
+
+
+def _processor_seconds() -> float:
+    """Of this process and those that it started."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.networks.__main__ import NETWORKS
 from benchmarks.paper.methods import METHODS, Stop
@@ -28,6 +28,7 @@ class Run:
         adversarial, intervals: when it stops on networks of adversarial and of interval training.
         most: on how many images of each size of network it runs at most; sizes that are not there
             have no limit. Dear methods have few.
+        limits: how many iterations for each size of network, where not the method's own limit.
         target: the run whose bounds end this one as soon as they are reached.
         kind: "method" for the tables, "trace" for the figures.
         group: "first-order", "solver" or "other": what the checks compare it with.
@@ -39,6 +40,7 @@ class Run:
     adversarial: Stop = PAPER_ADVERSARIAL
     intervals: Stop = PAPER_INTERVALS
     most: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
     target: str | None = None
     kind: str = "method"
     group: str = "other"
@@ -50,7 +52,8 @@ class Run:
 
     def stop(self, network: str) -> Stop:
         """When it stops on a network."""
-        return self.intervals if network.endswith("_ibp") else self.adversarial
+        stop = self.intervals if network.endswith("_ibp") else self.adversarial
+        return replace(stop, iterations=self.limits.get(network.split("_")[0]))
 
     def images(self, network: str, images: int, unlimited: bool) -> int:
         """On how many images it runs."""
@@ -59,8 +62,14 @@ class Run:
         return min(images, self.most.get(network.split("_")[0], images))
 
 
-_NONE_BEYOND_TINY = {"small": 0, "medium": 0}
+_FEW = {"tiny": 2, "small": 0, "medium": 0}
 _FAR = Stop(rtol=1e-5, atol=1e-7)  # traces go on beyond the point where the tables' runs stop
+_TIGHT = Stop(rtol=1e-4, atol=1e-6)
+
+
+def _trace(name: str, method: str, **more) -> Run:
+    return Run(name, method, adversarial=_FAR, intervals=_FAR, kind="trace", **more)
+
 
 RUNS = {
     run.name: run
@@ -68,47 +77,40 @@ RUNS = {
         Run("ibp", "ibp"),
         Run("backward", "backward"),
         Run("paper", "paper", group="first-order"),
-        Run("paper-fixed", "paper_fixed", group="first-order"),
+        Run("paper-fixed", "paper_fixed", most={"medium": 4}, group="first-order"),
         Run(
             "deepverify",
             "deepverify",
-            most={"small": 4, "medium": 1},
+            most={"small": 10, "medium": 4},
             target="paper",
             group="first-order",
         ),
-        Run("pdhg", "pdhg", most={"tiny": 2, **_NONE_BEYOND_TINY}, group="first-order"),
+        Run("pdhg", "pdhg", most={"small": 4, "medium": 1}, group="first-order"),
         Run("ours", "ours", "stagecert"),
         Run(
             "ours-tight",
             "ours",
             "stagecert (0.01 %)",
-            adversarial=Stop(rtol=1e-4, atol=1e-6, seconds=60.0),
-            intervals=Stop(rtol=1e-4, atol=1e-6, seconds=60.0),
+            adversarial=_TIGHT,
+            intervals=_TIGHT,
+            limits={"medium": 60},
         ),
-        Run("cvxpy-scs", "cvxpy-scs", most={"tiny": 2, **_NONE_BEYOND_TINY}, group="solver"),
-        Run("cvxpy-ecos", "cvxpy-ecos", most={"tiny": 2, **_NONE_BEYOND_TINY}, group="solver"),
+        Run("auto_lirpa", "auto_lirpa", most={"small": 10, "medium": 4}, group="first-order"),
         Run(
-            "cvxpy-clarabel",
-            "cvxpy-clarabel",
-            most={"tiny": 2, **_NONE_BEYOND_TINY},
-            group="solver",
+            "jax_verify",
+            "jax_verify",
+            most={"tiny": 10, "small": 2, "medium": 1},
+            group="first-order",
         ),
-        Run("cvxpy-highs", "cvxpy-highs", most={"tiny": 2, **_NONE_BEYOND_TINY}, group="solver"),
-        Run(
-            "trace-paper", "paper", adversarial=_FAR, intervals=_FAR,
-            most=dict.fromkeys(SIZES, 2), kind="trace",
-        ),
-        Run(
-            "trace-deepverify", "deepverify", adversarial=_FAR, intervals=_FAR,
-            most={"tiny": 2, "small": 2, "medium": 1}, kind="trace",
-        ),
-        Run(
-            "trace-ours", "ours_traced", adversarial=_FAR, intervals=_FAR,
-            most=dict.fromkeys(SIZES, 2), kind="trace",
-        ),
+        Run("scs", "scs", most=_FEW, group="solver"),
+        Run("ecos", "ecos", most=_FEW, group="solver"),
+        Run("clarabel", "clarabel", most={**_FEW, "tiny": 1}, group="solver"),
+        Run("highs", "highs", most=_FEW, group="solver"),
+        _trace("trace-paper", "paper", most=dict.fromkeys(SIZES, 2)),
+        _trace("trace-deepverify", "deepverify", most=dict.fromkeys(SIZES, 2)),
+        _trace("trace-ours", "ours_traced", most=dict.fromkeys(SIZES, 2)),
     )
-    if run.method in METHODS
-}  # fmt: skip
+}
 TRACED = ("medium_softplus_adv", "medium_softplus_ibp")  # the paper's figures
 
 

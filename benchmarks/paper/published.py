@@ -22,14 +22,14 @@ _TABLE_1 = {
         "ibp": ((17.0, 743, 2.4e6), (5.5, 3.1, 3.3)),
         "deepverify": ((13.7, 544, 1.6e6), (349, 711, 1.1e3)),
         "paper": ((5.68, 434.9, 1.5e6), (91.2, 177, 175)),
-        "cvxpy-scs": ((5.64, None, None), (1.7e5, None, None)),
-        "cvxpy-ecos": ((5.64, None, None), (4.3e4, None, None)),
+        "scs": ((5.64, None, None), (1.7e5, None, None)),
+        "ecos": ((5.64, None, None), (4.3e4, None, None)),
     },
     "softplus": {
         "ibp": ((18.3, 6.5e3, 2.0e9), (4, 2.5, 3.3)),
         "deepverify": ((13.7, 5.1e3, 1.5e9), (414, 855, 1.7e3)),
         "paper": ((5.97, 3.93e3, 1.3e9), (7.8, 65, 214)),
-        "cvxpy-scs": ((5.97, None, None), (2.9e5, None, None)),
+        "scs": ((5.97, None, None), (2.9e5, None, None)),
     },
 }
 _IBP_MILLISECONDS = {
@@ -37,14 +37,14 @@ _IBP_MILLISECONDS = {
         "ibp": (3.4, 2.8, 3.2),
         "deepverify": (338, 658, 1171),
         "paper": (93, 176, 297),
-        "cvxpy-scs": (78.4e3, None, None),
-        "cvxpy-ecos": (41.2e3, None, None),
+        "scs": (78.4e3, None, None),
+        "ecos": (41.2e3, None, None),
     },
     "softplus": {
         "ibp": (3.9, 2.3, 2.8),
         "deepverify": (403, 842, 1620),
         "paper": (6.1, 61, 210),
-        "cvxpy-scs": (32.1e4, None, None),
+        "scs": (32.1e4, None, None),
     },
 }
 

@@ -3,7 +3,7 @@
     data/NETWORK.json   for each run: bounds, values, iterations, early stops of all problems, times
     data/traces.json    for each traced network and run: how the gap fell, distances to corners
     data/summary.csv    a line for each network and run
-    data/made.json      machine, versions, date, command lines
+    data/made.json      machine, versions, and all sessions: date, command line, minutes
 
 Bounds here are lower bounds on margins. Numbers have eight digits.
 """
@@ -11,7 +11,7 @@ Bounds here are lower bounds on margins. Numbers have eight digits.
 import csv
 import io
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,12 @@ class Record:
     def images(self) -> int:
         """On how many images it ran."""
         return len(self.bound)
+
+    def first(self, count: int) -> "Record":
+        """The same of the first images; seconds are shared out evenly."""
+        names = ("bound", "value", "iterations", "early")
+        some = {name: getattr(self, name)[:count] for name in names}
+        return replace(self, **some, seconds=self.seconds * count / max(self.images, 1))
 
     @property
     def mean_bound(self) -> float | None:
@@ -120,8 +126,11 @@ def _write(path: Path, value, indent: int | None = None) -> None:
     write_whole(path, text + "\n")
 
 
-def write(out: Path, store: Store, works, command: str) -> None:
-    """Writes the data files from the store's rows of what is planned."""
+def write(out: Path, store: Store, works, session: dict) -> None:
+    """Writes the data files from the store's rows of what is planned.
+
+    `session` says how they came about: command line, minutes, and how much was computed.
+    """
     folder = out / "data"
     folder.mkdir(parents=True, exist_ok=True)
     found = outcomes(store, works)
@@ -145,10 +154,12 @@ def write(out: Path, store: Store, works, command: str) -> None:
         _write(path, traces)
     path = folder / "made.json"
     held = json.loads(path.read_text()) if path.exists() else {}
-    commands = held.get("commands", [])
-    if command not in commands:
-        commands.append(command)
-    _write(path, {"commands": commands, "eps": plan.EPS, **machine.made(PACKAGES)}, indent=1)
+    made = machine.made(PACKAGES)
+    session = {"date": made["date"], "load": made.get("load"), **session}
+    sessions = held.get("sessions", [])
+    # A session that computed nothing only wrote the same files again.
+    if session["computed"] or not sessions:
+        _write(path, {"eps": plan.EPS, **made, "sessions": [*sessions, session]}, indent=1)
     write_whole(folder / "summary.csv", summary(read(out)))
 
 

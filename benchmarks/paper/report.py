@@ -74,10 +74,13 @@ def _cell(cell: str) -> str | float:
 def _how(page: Page, records: Records) -> None:
     page.heading("How this was made")
     if records.made:
-        facts = {name: value for name, value in records.made.items() if name != "commands"}
-        page.facts(facts)
-        page.paragraph("Command lines, the last one at the end:")
-        page.code("\n".join(records.made["commands"]))
+        page.facts({k: v for k, v in records.made.items() if k not in ("sessions", "load")})
+        names = ("date", "computed", "minutes", "processor_minutes", "load", "command")
+        page.table(
+            ["date", "items", "minutes", "processor minutes", "load at the end", "command"],
+            [[session.get(name) for name in names] for session in records.made["sessions"]],
+            "Sessions. Minutes include compilation.",
+        )
     rows = []
     for run in plan.RUNS.values():
         images = {
@@ -100,6 +103,10 @@ def _how(page: Page, records: Records) -> None:
 def _stop(run: plan.Run, network: str) -> str:
     if run.method in ("ibp", "backward"):
         return "no search"
+    if run.group == "solver":
+        return "its own tolerances"
+    if run.method in ("auto_lirpa", "jax_verify"):
+        return "after its steps"
     stop = run.stop(network)
     words = []
     if run.target:
@@ -108,8 +115,8 @@ def _stop(run: plan.Run, network: str) -> str:
         words.append(f"gap ≤ {stop.atol:g} + {stop.rtol:g} |bound|")
     else:
         words.append(f"gap ≤ {stop.rtol:g} |bound|" if stop.rtol else f"gap ≤ {stop.atol:g}")
-    if stop.seconds:
-        words.append(f"{stop.seconds:g} s")
+    if run.limits:
+        words.append(" or ".join(f"{k} iterations ({size})" for size, k in run.limits.items()))
     return " or ".join(words)
 
 

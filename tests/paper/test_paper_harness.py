@@ -280,22 +280,18 @@ def test_checks_judge():
     truth = np.array([[-2.0, -4.0], [-6.0, -8.0]])
     ours = record("ours-tight", truth - 1e-4, truth + 1e-4)
     looser, tighter = record("paper", truth - 1e-3), record("deepverify", truth[:1] - 1e-5)
-    solver, far = record("cvxpy-highs", truth), record("cvxpy-scs", truth * 1.01)
-    entries = ours | looser | tighter
-    if "cvxpy-highs" in plan.RUNS:
-        entries |= solver | far
-    held = records.Records(entries, {}, {})
+    solver, far = record("highs", truth), record("scs", truth * 1.01)
+    held = records.Records(ours | looser | tighter | solver | far, {}, {})
     passed = {check.run: check.passed for check in tables.checks(held)}
     assert passed["paper"]
     assert not passed["deepverify"]
     by_run = {check.run: check for check in tables.checks(held)}
     assert by_run["deepverify"].problems == 2
     assert by_run["deepverify"].relative == pytest.approx(-9e-5 / 3, rel=1e-3)
-    if "cvxpy-highs" in plan.RUNS:
-        assert passed["cvxpy-highs"]
-        assert not passed["cvxpy-scs"]
+    assert passed["highs"]
+    assert not passed["scs"]
     rows = tables.check_tables(held)[0].rows
-    assert [row[-1] for row in rows].count("FAIL") == 1 + ("cvxpy-highs" in plan.RUNS)
+    assert [row[-1] for row in rows].count("FAIL") == 2
 
 
 def test_bounds_above_values_are_found():
