@@ -19,7 +19,7 @@ from stagecert.machine import made
 # Longer lists are cut; the tables beside the report have everything.
 ERRORS, SLOWEST, TABLE = 100, 10, 500
 # Groups with a curve of their own, and steps of a curve.
-CURVES, STEPS = 8, 500
+CURVES, STEPS = 8, 200
 # With fewer items than this, histograms show all of them.
 MANY = 100
 QUANTILES = (0, 0.1, 0.5, 0.9, 1)
@@ -300,7 +300,7 @@ def _histograms(about: About, held: _Held):
             # A few far away must not squeeze all others into one bar.
             low, high = np.quantile(values, (0.02, 0.98) if len(values) >= MANY else (0, 1))
             within = values[(values >= low) & (values <= high)]
-            axes.hist(within, bins=min(40, max(len(within) // 3, 5)))
+            axes.hist(within, bins=min(40, max(len(within) // 3, 5)), histtype="stepfilled")
             hidden = len(values) - len(within)
             if hidden:
                 axes.set_title(f"without {hidden} at the ends", fontsize="small")

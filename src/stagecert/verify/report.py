@@ -43,8 +43,9 @@ def report_of_instances(
             "decided with less."
         ),
         gap=(
-            "The gap is the smallest violation met at an input, in single precision, minus the "
-            "bound. The search ends once an instance is decided, so it could often be smaller."
+            "The gap is the smallest violation met at an input, minus the bound. The former is "
+            "computed in single precision, whose rounding can make it less than the latter. The "
+            "search ends once an instance is decided, so the gap could often be smaller."
         ),
         facts=_certificates(sweep, store, summary),
         command=command,
