@@ -13,6 +13,7 @@ import sweep_works
 from sweep_works import CONFIGURATION, Logged, alive, items, squares, table, wait_until
 
 import stagecert
+from benchmarks.sweeps.nodes import Nodes
 from stagecert import sweeps
 from stagecert.errors import ProblemError
 from stagecert.sweeps import Ray, Store
@@ -26,47 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 ray.cloudpickle.register_pickle_by_value(sweep_works)
 
 
-class Nodes:
-    """The cluster of `ray_cluster`."""
-
-    def __init__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "ray_cluster.py"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu"},
-        )  # fmt: skip
-        self.address = self._read("address ").split()[1]
-
-    def _read(self, begin: str) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(begin):
-                return line
-        raise AssertionError("the cluster has ended")
-
-    def kill_or_add(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        self._read("done")
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(60)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdout.close()
-
-
 @pytest.fixture(scope="module")
 def nodes():
-    nodes = Nodes()
-    yield nodes
-    nodes.close()
+    with Nodes() as nodes:
+        yield nodes
 
 
 @pytest.fixture
