@@ -44,6 +44,9 @@ def robust(
         int | None, typer.Option(help="Images computed together; by default what fits.")
     ] = None,
     memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
+    worker_memory: Annotated[
+        float | None, typer.Option(help="GiB of a worker process at which it is ended.")
+    ] = None,
     workers: Workers = None,
     ray: RayAddress = None,
     format: Annotated[str, typer.Option(help="Of the table: csv or parquet.")] = "csv",
@@ -104,7 +107,12 @@ def robust(
         with run.store(out) as store:
             running.export = write_beside
             known = len(store.known(run.keys))
-            run.run(store, running.progress(known, len(run.items)), engine)
+            run.run(
+                store,
+                running.progress(known, len(run.items)),
+                engine=engine,
+                memory=worker_memory,
+            )
             running.claim()
             summary = write(store)
     except (ProblemError, OSError) as error:

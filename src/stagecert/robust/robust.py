@@ -73,7 +73,7 @@ def robust(
     )  # fmt: skip
     table.check_format(format)
     with run.store(out) as store:
-        run.run(store, progress, engine)
+        run.run(store, progress, engine=engine)
         if out is not None:
             run.export(store, format)
         return table.report(store, run.keys, rows=True)
@@ -156,15 +156,10 @@ class Robustness:
         return store
 
     def run(
-        self,
-        store: Store,
-        progress: Callable[[list[Row]], None] | None = None,
-        engine: sweeps.Engine | None = None,
+        self, store: Store, progress: Callable[[list[Row]], None] | None = None, **options: Any
     ) -> None:
-        """Computes and stores all rows that are missing."""
-        sweeps.run(
-            self.items, self._work, store, batch=self.batch, engine=engine, progress=progress
-        )
+        """Computes and stores all rows that are missing; for the options see `sweeps.run`."""
+        sweeps.run(self.items, self._work, store, batch=self.batch, progress=progress, **options)
 
     def export(self, store: Store, format: str = "csv") -> table.Report:
         """Writes the files into the store's folder."""

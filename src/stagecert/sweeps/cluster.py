@@ -219,10 +219,11 @@ class _Crew:
         self._members[k] = self._hire()
 
     def _outcome(self, reference: Any) -> Outcome | None:
-        """What an actor returned; None if it is lost."""
+        """What an actor returned; None if that or the actor is lost."""
+        lost = self._ray.exceptions
         try:
             return self._ray.get(reference)
-        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError):
+        except (lost.RayActorError, lost.ObjectLostError, lost.OutOfMemoryError):
             return None
 
 
