@@ -53,12 +53,17 @@ def landscape(axes, count: int = 41) -> None:
     with jax.enable_x64(True):
         values = np.asarray(at(s, theta))
     filled = axes.contourf(s, theta, values, levels=np.linspace(-1, 1, 15), cmap="viridis")
-    axes.figure.colorbar(filled, ax=axes, label="ψ₀(s₁, θ₁)")
+    axes.figure.colorbar(filled, ax=axes, label="ψ₀(s₁, θ₁)", ticks=[-1, -0.5, 0, 0.5, 1])
     for tip in (-1, 1):
         label = "spurious local minimisers" if tip < 0 else None
-        axes.plot([tip, tip], [0.5, 1], color="red", linewidth=4, label=label, clip_on=False)
-    axes.plot(0, 0, "*", color="white", markersize=14, clip_on=False, label="global minimiser")
-    axes.set(xlabel="s₁", ylabel="θ₁")
+        axes.plot([tip, tip], [0.5, 1], color="red", linewidth=4, label=label)
+    axes.plot(0, 0, "*", color="gold", markeredgecolor="black", markersize=14, zorder=5,
+              label="global minimiser")  # fmt: skip
+    axes.set(xlabel="s₁", ylabel="θ₁", xlim=(-1.08, 1.08), ylim=(-0.06, 1.04))
+
+
+def _legend_below(axes) -> None:
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
 
 
 def descent(start: sc.Point, steps: int = 25, size: float = 0.15) -> np.ndarray:
@@ -81,32 +86,36 @@ STUCK = sc.Point(1.0, (0.8,))
 
 def example(records: Records) -> Iterator[Drawn]:
     """The drawings of the example and of its reformulation."""
-    figure, (left, right) = _figure(9, 3.6, 2)
+    figure, (left, right) = _figure(9, 4.2, 2)
     _feasible_set(left, 1.0)
     left.plot(0, -1, "*", color="black", markersize=12, label="optimum")
     left.plot([-1, 1], [0, 0], "o", color="red", label="tips, where μ₁ = η₁")
-    left.legend(fontsize="small", loc="upper right")
+    _legend_below(left)
     landscape(right)
-    right.legend(fontsize="small", loc="lower right")
+    _legend_below(right)
     yield (
         "example",
         figure,
         "The convex problem (left): minimise z on the lens. Its reformulation (right): at the tips "
         "s = ±1, fractions above 1/2 are spurious local minimisers.",
     )
-    figure, (axes,) = _figure(5.5, 4)
+    figure, (axes,) = _figure(5.5, 4.2)
     landscape(axes)
     start = (float(STUCK.inputs), float(STUCK.fractions[0]))
     stuck = descent(STUCK)
     with jax.enable_x64(True):
         freed = escape_exact_local_min(lens(), STUCK)
     path = descent(sc.Point(freed.inputs, freed.fractions))
-    # Descent from the exact tip first moves s by the full gradient: drawn as it is.
-    axes.plot(*stuck.T, "x", color="red", markersize=9, label="descent stays here", clip_on=False)
-    axes.annotate("", path[0], start, arrowprops={"arrowstyle": "->", "color": "white", "lw": 2})
-    axes.plot(*path.T, ".-", color="white", label="descent after the escape", clip_on=False)
-    axes.legend(fontsize="small", loc="upper left", framealpha=0.8, labelcolor="black",
-                facecolor="lightgrey")  # fmt: skip
+    axes.plot(*stuck.T, "X", color="white", markeredgecolor="red", markersize=11, zorder=5,
+              label="descent stays here")  # fmt: skip
+    axes.annotate(
+        "", path[0], start,
+        arrowprops={"arrowstyle": "->", "color": "black", "lw": 2, "shrinkA": 8, "shrinkB": 4},
+    )  # fmt: skip
+    axes.text(start[0] - 0.04, 0.3, "escape", color="white", ha="right")
+    axes.plot(*path.T, ".-", color="white", markeredgecolor="black", markersize=9,
+              label="descent after the escape")  # fmt: skip
+    _legend_below(axes)
     yield (
         "escape",
         figure,
@@ -119,7 +128,7 @@ def example(records: Records) -> Iterator[Drawn]:
     mu = 1.2**2 - 1
     axes.plot([1.2, 1.2], [-mu, mu], "k:")
     axes.plot(1.2, -mu, "o", color="red", label="s = 1.2, θ = 1: μ₁ > η₁, infeasible")
-    axes.legend(fontsize="small")
+    _legend_below(axes)
     yield (
         "infeasible",
         figure,

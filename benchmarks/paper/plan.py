@@ -124,12 +124,17 @@ class Work:
     count: int
 
     @property
+    def mark(self) -> str:
+        """Stands for the settings: other settings are another item."""
+        settings = repr(
+            (self.run.method, self.run.kind, self.run.target, self.run.stop(self.network))
+        )
+        return hashlib.sha256(settings.encode()).hexdigest()[:8]
+
+    @property
     def key(self) -> str:
-        """Identifies it: other settings are another item."""
-        stop = self.run.stop(self.network)
-        settings = repr((self.run.method, self.run.kind, self.run.target, stop))
-        mark = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        return f"{self.network}/{self.run.name}/{self.first}+{self.count}/{mark}"
+        """Identifies it."""
+        return f"{self.network}/{self.run.name}/{self.first}+{self.count}/{self.mark}"
 
 
 def planned(

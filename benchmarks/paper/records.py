@@ -234,7 +234,7 @@ def _curve(trace: dict, best: np.ndarray) -> dict:
         curve["gap"] = plain(middle)
     if trace["distances"] is not None:
         curve["histogram"] = np.sum(trace["distances"], axis=0).astype(int).tolist()
-        curve["least"] = plain(np.min(array(trace["least"])))
+        curve["least"] = plain(np.nanmin(array(trace["least"])))
     return curve
 
 

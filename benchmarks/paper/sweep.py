@@ -185,14 +185,18 @@ def _row(item: plan.Work, place: int, context: _Context) -> Row:
 def _bounds_of(store: Store, item: plan.Work, shape) -> np.ndarray:
     """Bounds that another run has found for the same images."""
     bounds = np.full(shape, np.nan)
+    target = plan.Work(item.network, plan.RUNS[item.run.target or ""], 0, 1)
     for row in store.rows():
         known = row.data
-        if (known["network"], known["run"]) == (item.network, item.run.target):
-            if "bound" not in known:
-                continue
-            for k, line in enumerate(known["bound"], start=known["first"] - item.first):
-                if 0 <= k < shape[0]:
-                    bounds[k] = array(line)
+        if (
+            (known["network"], known["run"]) != (target.network, target.run.name)
+            or not row.key.endswith(target.mark)
+            or "refused" in known
+        ):
+            continue
+        for k, line in enumerate(known["bound"], start=known["first"] - item.first):
+            if 0 <= k < shape[0]:
+                bounds[k] = array(line)
     if np.isnan(bounds).any():
         raise ValueError(f"no bounds of '{item.run.target}', which '{item.run.name}' stops at")
     return bounds

@@ -19,7 +19,7 @@ from benchmarks.paper import figures, plan, published, records, report, sweep, t
 from benchmarks.paper.training import model
 from benchmarks.paper.training.architectures import parse
 from stagecert.errors import ProblemError
-from stagecert.sweeps import Store
+from stagecert.sweeps import Row, Store
 
 NETWORKS = ("tiny_relu_adv", "tiny_softplus_ibp")
 METHODS = ("ibp", "backward", "ours")
@@ -309,6 +309,54 @@ def test_means_of_fewer_images_stand_beside_ours_on_the_same():
     cells = {row[0]: row[1] for row in table.rows}
     assert cells[plan.RUNS["paper"].title] == "2 (1)"
     assert cells[plan.RUNS["ours-tight"].title] == "11"
+
+
+def test_a_run_stops_at_the_stored_bounds_of_another():
+    """Also if the other's items were cut elsewhere; missing bounds are an error."""
+    deep = plan.RUNS["deepverify"]
+    bounds = np.arange(50.0).reshape(25, 2)
+    with Store(None, {}) as store:
+        for place, (first, count) in enumerate(((0, 20), (20, 5))):
+            some = sweep.plain(bounds[first : first + count])
+            head = {"network": "tiny_relu_adv", "first": first, "count": count, "bound": some}
+            key = plan.Work("tiny_relu_adv", plan.RUNS["paper"], first, count).key
+            store.add([Row(key, place, {**head, "run": "paper"})])
+            other = sweep.plain(-bounds[first : first + count])
+            stale = {**head, "bound": other, "run": "paper"}  # of other settings
+            store.add(
+                [Row(f"{key}x", place, stale), Row(f"i{first}", place, {**stale, "run": "ibp"})]
+            )
+        item = plan.Work("tiny_relu_adv", deep, 18, 4)
+        np.testing.assert_array_equal(sweep._bounds_of(store, item, (4, 2)), bounds[18:22])
+        with pytest.raises(ValueError, match="no bounds of 'paper'"):
+            sweep._bounds_of(store, plan.Work("tiny_relu_adv", deep, 23, 4), (4, 2))
+
+
+def test_traces_are_distances_from_the_best_value():
+    """Two problems with least values 2 and -4, bounds that close in on them."""
+    best = np.array([[2.0, -4.0]])
+    trace = {
+        "iteration": [0, 1, 2],
+        "seconds": [0.5, 1.0, 1.5],
+        "bound": [[[0.0, -8.0]], [[1.0, -6.0]], [[2.0, -4.0]]],
+        "value": [[[None, None]], [[3.0, -3.0]], [[2.0, -4.0]]],
+        "distances": [[4, 0], [3, 1], [2, 2]],
+        "least": [0.25, 0.125, None],
+    }
+    curve = records._curve(trace, best)
+    assert curve["iteration"] == [0, 1, 2]
+    assert curve["seconds"] == [0.5, 1.0, 1.5]
+    assert curve["distance"][1] == [1.0, 0.5, 0.0]
+    assert curve["gap"] == [None, (2 / 1 + 3 / 6) / 2, 0.0]
+    assert curve["histogram"] == [9, 3]
+    assert curve["least"] == 0.125
+    drawn = records.Records({}, {"tiny_softplus_ibp": {"trace-paper": curve}}, {})
+    assert [name for name, _, _ in figures.traces(drawn)] == ["traces_tiny_softplus_ibp"]
+    (name, figure, _), *others = figures.distances(drawn)
+    assert name == "distances"
+    assert not others
+    (stairs,) = figure.axes[0].patches
+    np.testing.assert_allclose(stairs.get_data().values, [0.75, 0.25])
 
 
 def test_published_numbers_have_networks_and_methods():
