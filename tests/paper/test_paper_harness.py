@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import stagecert as sc
-from benchmarks.paper import __main__ as command
-from benchmarks.paper import figures, plan, published, records, report, sweep, tables
+from benchmarks.paper import command, figures, plan, published, records, report, sweep, tables
 from benchmarks.paper.training import model
 from benchmarks.paper.training.architectures import parse
 from stagecert.errors import ProblemError
@@ -116,7 +115,7 @@ def test_goes_on_after_being_killed(data, out, tmp_path):
     """Killed in the middle of an item by SIGKILL, then run again: the same data."""
     script = (
         "import os, signal, sys\n"
-        "from benchmarks.paper import __main__ as command\n"
+        "from benchmarks.paper import command\n"
         "from benchmarks.paper.methods import METHODS\n"
         "METHODS['ours'].run = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
         "METHODS['ours'].prepare = lambda *_, **__: None\n"
