@@ -32,31 +32,34 @@ def measure(say: Callable[[str], None]) -> list[dict]:
     """All runs: what was killed when, and what that changed."""
     draw = random.Random(0)
     with tempfile.TemporaryDirectory() as folder, Nodes() as nodes:
-        undisturbed, usual = {}, {}
+        undisturbed = {}
         for engine in ("in-process", "processes", "ray"):
             begin = time.monotonic()
             process = _start(Path(folder) / engine, engine, nodes)
             assert process.wait() == 0
-            usual[engine] = time.monotonic() - begin
             undisturbed[engine] = _table(Path(folder) / engine)
-            say(f"{engine}: {usual[engine]:.1f} s")
+            say(f"{engine}: {time.monotonic() - begin:.1f} s")
         assert len(set(undisturbed.values())) == 1, "engines differ"
         found = []
         for victim, engine, times in RUNS:
             for turn in range(times):
                 out = Path(folder) / f"{victim}-{engine}-{turn}"
-                one = _disturbed(out, victim, engine, nodes, draw, usual[engine])
+                one = _disturbed(out, victim, engine, nodes, draw)
                 one["same_table"] = _table(out) == undisturbed["in-process"]
                 found.append(one)
                 say(json.dumps(one))
         return found
 
 
-def _disturbed(out: Path, victim: str, engine: str, nodes: Nodes, draw, usual: float) -> dict:
+def _disturbed(out: Path, victim: str, engine: str, nodes: Nodes, draw) -> dict:
     process, log = _start(out, engine, nodes), out / "log"
     begin = time.monotonic()
+    # When a random number of images is begun, and a random time after that.
+    many = draw.randrange(IMAGES)
+    while read(log)[0].total() < many and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(draw.uniform(0, 0.5))
     if victim == "driver":
-        time.sleep(draw.uniform(0.1, 0.95) * usual)
         process.kill()
         process.wait()
         workers = read(log)[1]
@@ -69,15 +72,10 @@ def _disturbed(out: Path, victim: str, engine: str, nodes: Nodes, draw, usual: f
         assert resumed.wait() == 0
         again = {"orphans": orphans}
     else:
-        # Once all workers compute; how long the rest takes is known from the run before.
-        while len(read(log)[1]) < 2 and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0, 0.4) * usual)
         stored = _stored(out)
         if victim == "node":
             nodes.kill_or_add()
         else:
-            # One that still computes; at the end of the sweep there is none.
             living = [worker for worker in read(log)[1] if _alive(worker)]
             if living:
                 os.kill(draw.choice(living), signal.SIGKILL)

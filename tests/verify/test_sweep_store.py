@@ -42,6 +42,15 @@ def test_adding_is_all_or_nothing_and_nothing_is_added_twice(tmp_path):
         store.add([row(1)])
 
 
+def test_removed_rows_are_computed_again(tmp_path):
+    with Store(tmp_path, HOW) as store:
+        store.add([row(0), row(1), row(2)])
+        store.remove(["k2", "k0", "k9"])
+        assert list(store.rows(blobs=True)) == [row(1)]
+        store.add([row(0)])
+        assert store.known(["k0", "k1", "k2"]) == {"k0", "k1"}
+
+
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
     Store(tmp_path, HOW).close()
     with pytest.raises(ProblemError, match=r"another configuration:\n  seed: 0 there, 1 now\n"):

@@ -49,6 +49,9 @@ def robust(
     ] = None,
     workers: Workers = None,
     ray: RayAddress = None,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Compute images again that had errors.")
+    ] = False,
     format: Annotated[str, typer.Option(help="Of the table: csv or parquet.")] = "csv",
     report: Annotated[bool, typer.Option(help=f"Write {REPORT}.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -105,6 +108,8 @@ def robust(
             return found.done, found.images, out
 
         with run.store(out) as store:
+            if retry_errors:
+                run.forget_errors(store)
             running.export = write_beside
             known = len(store.known(run.keys))
             run.run(

@@ -161,6 +161,11 @@ class Robustness:
         """Computes and stores all rows that are missing; for the options see `sweeps.run`."""
         sweeps.run(self.items, self._work, store, batch=self.batch, progress=progress, **options)
 
+    def forget_errors(self, store: Store) -> None:
+        """Removes the rows of images that failed, so that `run` computes them again."""
+        failed = [row.key for row in store.rows() if row.data["status"] == "error"]
+        store.remove(key for key in failed if key in self.keys)
+
     def export(self, store: Store, format: str = "csv") -> table.Report:
         """Writes the files into the store's folder."""
         assert store.folder is not None

@@ -185,10 +185,17 @@ class Store:
             ProblemError: an item has a row already, or the disk is full.
         """
         values = [(row.key, row.place, json.dumps(row.data), row.blob, row.seconds) for row in rows]
+        self._change("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Forgets rows, all of them or none, so that their items are computed again."""
+        self._change("DELETE FROM rows WHERE key = ?", [(key,) for key in keys])
+
+    def _change(self, statement: str, values: list[tuple]) -> None:
         try:
             self._base.execute("BEGIN IMMEDIATE")
             try:
-                self._base.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
+                self._base.executemany(statement, values)
                 self._base.execute("COMMIT")
             except BaseException:
                 if self._base.in_transaction:
