@@ -4,16 +4,21 @@
 'IBP'
 """
 
-from benchmarks.paper.methods.base import Method, Outcome, PaperProblems, Stop, Trace
+from benchmarks.paper.methods.base import BINS, Method, Outcome, PaperProblems, Stop, Trace
+from benchmarks.paper.methods.cvxpy_solvers import Clarabel, Ecos, Highs, Scs
 from benchmarks.paper.methods.deepverify import DeepVerify
 from benchmarks.paper.methods.nonconvex import OursTraced, PaperMethod, PaperMethodFixed
 from benchmarks.paper.methods.ours import Backward, Ibp, Ours
 from benchmarks.paper.methods.pdhg import Pdhg
+from benchmarks.paper.methods.peers import AutoLirpa, JaxVerify
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Ibp, Backward, Ours, OursTraced, PaperMethod, PaperMethodFixed, DeepVerify, Pdhg)
-}
+    for method in (
+        Ibp, Backward, Ours, OursTraced, PaperMethod, PaperMethodFixed, DeepVerify, Pdhg,
+        Scs, Ecos, Clarabel, Highs, AutoLirpa, JaxVerify,
+    )
+}  # fmt: skip
 
 
 def named(name: str, **settings) -> Method:
@@ -23,4 +28,4 @@ def named(name: str, **settings) -> Method:
     return METHODS[name](**settings)
 
 
-__all__ = ["METHODS", "Method", "Outcome", "PaperProblems", "Stop", "Trace", "named"]
+__all__ = ["BINS", "METHODS", "Method", "Outcome", "PaperProblems", "Stop", "Trace", "named"]

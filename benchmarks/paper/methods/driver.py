@@ -38,7 +38,8 @@ from benchmarks.paper.methods.relaxed import (
 from stagecert.problem import as_arrays
 from stagecert.tree import select
 
-SHRINK = 4  # lanes are packed anew when at most one in so many is still running
+SHRINK = 4  # lanes are packed anew when at most one in so many is still running,
+WORTH_PACKING = 32  # if there are at least so many: every size is compiled once
 
 
 class Found(eqx.Module):
@@ -228,7 +229,7 @@ class LaneMethod(Method):
 
 def _smaller(size: int) -> int:
     """The next size of a batch that shrinks; 0 if it stays."""
-    return -(-size // SHRINK) if size > SHRINK else 0
+    return -(-size // SHRINK) if size >= WORTH_PACKING else 0
 
 
 class _Run:
