@@ -347,7 +347,7 @@ def test_tutorial():
     assert_between(names["solution"], truth)
 
 
-@pytest.mark.parametrize("page", ["networks", "activations", "properties", "sweeps"])
+@pytest.mark.parametrize("page", ["networks", "activations", "properties", "sweeps", "interop"])
 def test_pages_of_networks(page):
     run_page(f"docs/{page}.md")
 
