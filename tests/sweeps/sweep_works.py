@@ -65,6 +65,21 @@ class Logged:
         return [(int(a), int(b)) for a, b in map(str.split, whole.splitlines())]
 
 
+@dataclass
+class Fickle(Logged):
+    """Cannot be prepared the second time."""
+
+    def prepare(self):
+        with open(f"{self.log}-starts", "a") as file:
+            file.write("+")
+        if self.starts() == 2:
+            raise OSError("not now")
+        return super().prepare()
+
+    def starts(self) -> int:
+        return Path(f"{self.log}-starts").stat().st_size
+
+
 def misbehave(how: str | None) -> None:
     if how == "exit":
         os._exit(3)

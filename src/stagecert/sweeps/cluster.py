@@ -22,7 +22,7 @@ from stagecert.errors import ProblemError
 from stagecert.sweeps.engines import Results, check_workers, cores, gpu_share
 from stagecert.sweeps.store import Row
 from stagecert.sweeps.tasks import Item, Outcome, Task, Tasks, Work
-from stagecert.sweeps.worker import Limits, Setup, Worker, settings, threads
+from stagecert.sweeps.worker import Limits, Setup, Worker, settings
 
 # Seconds for which no worker at all need be there, such as while a cluster is growing.
 PATIENCE = 600.0
@@ -30,15 +30,16 @@ PATIENCE = 600.0
 CONNECTION = 10.0
 # Batches that take less than so many seconds are sent ahead, to hide the way to the node.
 SHORT = 1.0
-# How often a process may end before it is ready; actors, for each worker.
+# How often in a row a process may end before it is ready, and actors in all, for each worker.
 FALSE_STARTS = 3
+THREADS = "OMP_NUM_THREADS"
 # Bytes of the object store of a cluster that is started here, apart from the work itself.
 OBJECTS = 200 * 2**20
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Computes batches on a Ray cluster.
+    """Computes batches on a Ray cluster: the one that this process uses already, if there is one.
 
     Attributes:
         address: of the cluster ("auto" finds the one that this machine belongs to). None joins that
@@ -129,7 +130,8 @@ class _Crew:
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         self.size = workers or gpus or max(int(resources.get("CPU", 1)), 1)
-        environment = threads()
+        # Ray gives its workers one thread if nothing is said, and threads may change last digits.
+        environment: dict[str, str | None] = {THREADS: os.environ.get(THREADS)}
         options: dict[str, Any] = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         if gpus:
             each = -(-self.size // gpus)
@@ -140,7 +142,7 @@ class _Crew:
         kind = ray.remote(**options)(_Supervisor)
         self._hire = lambda: _Member(kind.remote(reference, settings(), environment, limits))
         self._members = [self._hire() for _ in range(self.size)]
-        self._false_starts = 0
+        self._any_ready, self._false_starts = False, 0
 
     def results(self, tasks: Tasks, tick: float) -> Results:
         """See `Engine`."""
@@ -189,42 +191,46 @@ class _Crew:
             while member.sent and member.sent[0][0] in done:
                 reference, task = member.sent.popleft()
                 outcome = self._outcome(reference)
-                if outcome is None:
-                    rows += tasks.settle(task, Outcome("died", why="its Ray worker was lost"))
+                if outcome.kind in ("lost", "unprepared", "stillborn"):
+                    if outcome.kind == "lost":
+                        rows += tasks.settle(task, Outcome("died", why=outcome.why))
+                    else:
+                        tasks.give_back(task)
                     # It had not begun with what came after.
                     for _, later in reversed(member.sent):
                         tasks.give_back(later)
-                    self._replace(k, member)
+                    self._replace(k, member, outcome)
                     break
-                if outcome.kind in ("unprepared", "stillborn"):
-                    raise ProblemError(f"A worker cannot be started again: {outcome.why}.")
                 rows += tasks.settle(task, outcome)
                 member.received()
         return rows
 
     def _started(self, k: int, member: _Member) -> None:
         outcome = self._outcome(member.starting)
-        if outcome is not None and outcome.kind == "ready":
-            member.ready, self._false_starts = True, 0
-            return
-        if outcome is not None:
+        if outcome.kind == "ready":
+            member.ready = self._any_ready = True
+        elif outcome.kind == "unprepared" and not self._any_ready:
             raise ProblemError(f"Workers cannot be started: {outcome.why}.")
-        self._false_starts += 1
-        if self._false_starts >= FALSE_STARTS * self.size:
-            raise ProblemError("Workers cannot be started: Ray loses them all.")
-        self._replace(k, member)
+        else:
+            self._replace(k, member, outcome)
 
-    def _replace(self, k: int, member: _Member) -> None:
+    def _replace(self, k: int, member: _Member, outcome: Outcome) -> None:
+        """Another actor, perhaps elsewhere, for one that is of no use any more."""
         self._ray.kill(member.actor)
+        if not member.ready:
+            # One bad node must not end the sweep; all of them together must.
+            self._false_starts += 1
+            if self._false_starts > FALSE_STARTS * self.size:
+                raise ProblemError(f"Workers cannot be started: {outcome.why}.")
         self._members[k] = self._hire()
 
-    def _outcome(self, reference: Any) -> Outcome | None:
-        """What an actor returned; None if that or the actor is lost."""
+    def _outcome(self, reference: Any) -> Outcome:
+        """What an actor returned; "lost" if that or the actor is lost."""
         lost = self._ray.exceptions
         try:
             return self._ray.get(reference)
         except (lost.RayActorError, lost.ObjectLostError, lost.OutOfMemoryError):
-            return None
+            return Outcome("lost", why="its Ray worker was lost")
 
 
 @contextmanager

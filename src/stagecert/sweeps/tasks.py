@@ -40,14 +40,14 @@ class Outcome:
     """What became of some items.
 
     Attributes:
-        kind: "rows" if they were computed, "raised" an exception, "late", or "died" with the
-            process. Of a process that is starting: "ready", "unprepared" if the work could not be
-            prepared, or "stillborn" if it ended before that.
+        kind: "rows" if they were computed, "raised" an exception, "late", "died" with the process,
+            or "lost" with all that looked after it. Of a process that is starting: "ready",
+            "unprepared" if the work could not be prepared, "stillborn" if it ended before that.
         rows: for "rows".
         why: for all others.
     """
 
-    kind: Literal["rows", "raised", "late", "died", "ready", "unprepared", "stillborn"]
+    kind: Literal["rows", "raised", "late", "died", "lost", "ready", "unprepared", "stillborn"]
     rows: Sequence[Row] = ()
     why: str = ""
 

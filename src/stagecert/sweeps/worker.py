@@ -26,16 +26,15 @@ import jax
 from stagecert.errors import ProblemError
 from stagecert.sweeps.tasks import Item, Outcome, attempt, said
 
+CACHE = "jax_compilation_cache_dir"
 # Settings of JAX that influence rows, or how long they take.
 SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
-    "jax_compilation_cache_dir",
+    CACHE,
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
-# Variables of the environment that set how many threads compute, which may change last digits.
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS")
 PR_SET_PDEATHSIG = 1
 
 
@@ -76,11 +75,6 @@ class Setup:
 def settings() -> dict[str, Any]:
     """This process's settings of JAX, which workers get too."""
     return {name: getattr(jax.config, name) for name in SETTINGS}
-
-
-def threads() -> dict[str, str | None]:
-    """This process's numbers of threads, which workers get too."""
-    return {name: os.environ.get(name) for name in THREADS}
 
 
 class Worker:
@@ -163,9 +157,10 @@ class Worker:
         self.process.join(5)
         self.kill()
         code = self.process.exitcode or 0
-        if code < 0:
-            return self._dead(f"its process was killed by {signal.Signals(-code).name}")
-        return self._dead(f"its process ended with status {code}")
+        if code >= 0:
+            return self._dead(f"its process ended with status {code}")
+        names = {number.value: number.name for number in signal.Signals}
+        return self._dead(f"its process was killed by {names.get(-code, f'signal {-code}')}")
 
     def _dead(self, why: str) -> Outcome:
         return Outcome("died" if self._ready else "stillborn", why=why)
@@ -213,7 +208,8 @@ def _no_interrupts() -> Iterator[None]:
 def _serve(connection: Connection, settings: Mapping[str, Any]) -> None:
     _end_with_parent()
     for name, value in settings.items():
-        jax.config.update(name, value)
+        if name != CACHE or value is None or _writable(value):
+            jax.config.update(name, value)
     try:
         connection.send("up")
         payload = connection.recv_bytes()
@@ -232,6 +228,17 @@ def _serve(connection: Connection, settings: Mapping[str, Any]) -> None:
                 connection.send(Outcome("raised", why=said(error)))
     except (EOFError, OSError):
         return  # The parent is gone.
+
+
+def _writable(folder: str) -> bool:
+    """Whether compiled programs can be kept there; another machine may not have such a place."""
+    if "://" in folder:
+        return True
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _end_with_parent() -> None:
