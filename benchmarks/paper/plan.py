@@ -64,7 +64,7 @@ class Run:
 
 _FEW = {"tiny": 2, "small": 0, "medium": 0}
 _FAR = Stop(rtol=1e-5, atol=1e-7)  # traces go on beyond the point where the tables' runs stop
-_TIGHT = Stop(rtol=1e-4, atol=1e-6)
+_TIGHT = Stop(rtol=1e-5, atol=1e-6)
 
 
 def _trace(name: str, method: str, **more) -> Run:
@@ -90,10 +90,10 @@ RUNS = {
         Run(
             "ours-tight",
             "ours",
-            "stagecert (0.01 %)",
+            "stagecert (tight)",
             adversarial=_TIGHT,
             intervals=_TIGHT,
-            limits={"medium": 60},
+            limits={"small": 100, "medium": 60},
         ),
         Run("auto_lirpa", "auto_lirpa", most={"small": 10, "medium": 4}, group="first-order"),
         Run(
