@@ -54,11 +54,11 @@ def measure(say: Callable[[str], None]) -> list[dict]:
 def _disturbed(out: Path, victim: str, engine: str, nodes: Nodes, draw) -> dict:
     process, log = _start(out, engine, nodes), out / "log"
     begin = time.monotonic()
-    # When a random number of images is begun, and a random time after that.
-    many = draw.randrange(IMAGES)
+    # When a random number of images is begun, and a random time after that, but not at the end.
+    many = draw.randrange(1, IMAGES - 4 * BATCH)
     while read(log)[0].total() < many and process.poll() is None:
         time.sleep(0.005)
-    time.sleep(draw.uniform(0, 0.5))
+    time.sleep(draw.uniform(0, 0.1))
     if victim == "driver":
         process.kill()
         process.wait()

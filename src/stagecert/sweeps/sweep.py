@@ -11,7 +11,7 @@ from stagecert.sweeps.tasks import Item, Tasks, Work
 
 # Storing may take this share of the time, as long as rows wait no longer than LONGEST seconds, and
 # no more than MANY rows or LARGE bytes of blobs wait.
-SHARE, LONGEST, MANY, LARGE = 0.05, 1.0, 10_000, 2**25
+SHARE, LONGEST, MANY, LARGE = 0.05, 0.5, 10_000, 2**25
 
 
 def run(
