@@ -176,7 +176,8 @@ class Method(abc.ABC):
 
 
 _compiled_seconds = [0.0]
-_COMPILING = ("backend_compile_duration", "jaxpr_to_mlir_module_duration", "jaxpr_trace_duration")
+# Tracing is not among these: traces stand inside of each other, and would be counted twice.
+_COMPILING = ("backend_compile_duration", "jaxpr_to_mlir_module_duration")
 
 
 def _note_compilation(event: str, seconds: float, **_) -> None:

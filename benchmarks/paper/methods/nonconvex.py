@@ -8,6 +8,7 @@ Every problem has its own line search: with one step size for a batch, all wait 
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from benchmarks.paper.methods.driver import Found, LaneMethod, Search
@@ -26,8 +27,8 @@ class Fista(AbstractSolver):
     """FISTA with backtracking, without safeguards; with Fix-Degeneracy if asked.
 
     A line search that comes down to the least step size takes that step. With `fix`, fractions are
-    corrected after every step as in Safe-Psi-Minimization, and the momentum starts anew where that
-    changed anything.
+    corrected after every step as in Safe-Psi-Minimization; the entries that this changes have no
+    momentum. (Where both bounds are one line, fractions mean nothing, and most steps correct some.)
 
     Attributes:
         search: the line search; its defaults are the paper's.
@@ -53,13 +54,13 @@ class Fista(AbstractSolver):
         done, gradient = psi_0_and_gradient(problem, state.ahead)
         taken = projected_step(problem, self.search, state.ahead, done.value, gradient, state.size)
         t = (1 + jnp.sqrt(1 + 4 * state.t**2)) / 2
-        at = evaluate(problem, taken.point)
-        q, restart = state.q, jnp.array(False)
+        at, q = evaluate(problem, taken.point), state.q
         if self.fix:
-            at, q, restart = _corrected(problem, at, q)
-        ahead = tree.move(at.point, tree.subtract(at.point, state.point), (state.t - 1) / t)
-        ahead = tree.select(restart, at.point, project(problem, ahead))
-        t = jnp.where(restart, 1, t)
+            at, q = _corrected(problem, at, q)
+        momentum = jax.tree.map(
+            lambda new, x, old: jnp.where(new == x, x - old, 0), at.point, taken.point, state.point
+        )
+        ahead = project(problem, tree.move(at.point, momentum, (state.t - 1) / t))
         passes = 2 + taken.trials + passes_of_evaluate()
         found = paper_report(problem, at, passes, False, True)
         return _Momentum(at.point, ahead, t, grown(self.search, taken), q), found
@@ -75,13 +76,13 @@ class _Momentum(eqx.Module):
     q: Any
 
 
-def _corrected(problem, at: Evaluation, q) -> tuple[Evaluation, Any, Any]:
+def _corrected(problem, at: Evaluation, q) -> tuple[Evaluation, Any]:
     """Fix-Degeneracy where an entry's complementarity is large against its width."""
     needed = any_entry(degenerate_for(at, q))
     fixed = fix_degeneracy(problem, at.point, q)
     point = tree.select(needed, fixed.point, at.point)
     failed = needed & (fixed.status == int(FixStatus.FAILURE))
-    return evaluate(problem, point), jnp.where(failed, 10 * q, q), needed
+    return evaluate(problem, point), jnp.where(failed, 10 * q, q)
 
 
 class Steps(Search):

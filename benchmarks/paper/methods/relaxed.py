@@ -5,7 +5,6 @@ a box and blocks z, where each neuron's argument a = segment(s, z) and block z l
 hull of the activation's graph over [l, u].
 """
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -239,8 +238,3 @@ def distances(shared: Shared, lane: Lane, inputs, blocks) -> Distances:
         counts = counts + jnp.bincount(place, length=BINS + 1)[:BINS].astype(jnp.int32)
         least = jnp.minimum(least, jnp.min(jnp.where(bent, share, jnp.inf)))
     return Distances(counts, least)
-
-
-def neurons_of(shared: Shared) -> int:
-    """How many neurons the network has."""
-    return sum(math.prod(layer.shape) for layer in shared.parts.layers)
