@@ -98,6 +98,21 @@ def test_finished_lanes_leave_the_batch():
     assert batch[15].value == pytest.approx(single.value, rel=1e-8)
 
 
+def test_lanes_kept_on_a_device_are_those_kept_on_the_host(some, monkeypatch):
+    # Limits that some lanes reach in different phases, so that batches shrink and change solvers.
+    problems = [problem for problem, _ in some]
+    options = dict(rtol=1e-5, target=-6.0, max_iterations=15)
+    on_host = sc.solve_batch(problems, **options)
+    assert len({status.name for status in on_host.status}) > 1
+    assert len(set(on_host.iterations.tolist())) > 3
+    monkeypatch.setattr("stagecert.solving._on_host", lambda tree: False)
+    on_device = sc.solve_batch(problems, **options)
+    assert on_device.status == on_host.status
+    for name in ("value", "bound", "iterations", "passes"):
+        np.testing.assert_array_equal(getattr(on_device, name), getattr(on_host, name))
+    np.testing.assert_array_equal(on_device.inputs, on_host.inputs)
+
+
 def test_starts_per_lane():
     lens = [
         sc.Problem(sc.Box(-1.0, 1.0), (sc.Stage(_lens_lower, _lens_upper, params=a),), _first)

@@ -83,7 +83,9 @@ class _Search:
         self.clock, self.progress, self.single_steps = clock, progress, single_steps
         self.size = 0  # how many lanes there are
         self.chunk = 1  # iterations between two looks at the clock
-        self.kept: Any = None  # lanes without their solvers' states, on the host
+        # Lanes without their solvers' states. Numbers are on the host; points and proposals may be
+        # large, and stay on a device that has a memory of its own.
+        self.kept: Any = None
         self.records: list[tuple[np.ndarray, History, str]] = []
 
     def problems(self, indices):
@@ -108,7 +110,7 @@ class _Search:
         lanes = start_lanes(self.axes, self.problem, self.solvers[0], stopping, points)
         self.size = lanes.code.shape[0]
         everyone = np.arange(self.size)
-        self.kept = jax.tree.map(np.array, _stateless(lanes))
+        self.kept = self._from_device(lanes)
         self._phases(everyone, stopping, lanes)
 
     def resume(self, indices: np.ndarray, stopping: Stopping) -> None:
@@ -171,12 +173,39 @@ class _Search:
 
     def _keep(self, place, lanes):
         count = len(np.unique(place))
-        new = _stateless(lanes)
+        new = self._from_device(lanes)
+        if count == self.size:
+            self.kept = new
+            return
 
         def write(kept, leaf):
-            kept[place[:count]] = np.asarray(leaf)[:count]
+            if isinstance(kept, np.ndarray):
+                kept[place[:count]] = leaf[:count]
+                return kept
+            # Rows that only fill up the batch are written nowhere.
+            at = np.where(np.arange(len(place)) < count, place, self.size)
+            return _written(kept, jnp.asarray(at), leaf)
 
-        jax.tree.map(write, self.kept, new)
+        self.kept = jax.tree.map(write, self.kept, new)
+
+    def _from_device(self, lanes: Lane) -> Lane:
+        stateless = eqx.tree_at(lambda l: l.state, lanes, None)
+        if _on_host(lanes):
+            return jax.tree.map(np.array, stateless)
+        large = lambda l: (l.point, l.proposal)  # noqa: E731
+        rest = jax.tree.map(np.array, eqx.tree_at(large, stateless, (None, None)))
+        return eqx.tree_at(large, rest, large(stateless), is_leaf=lambda x: x is None)
+
+
+@jax.jit
+def _written(array, rows, values):
+    return array.at[rows].set(values, mode="drop")
+
+
+def _on_host(tree) -> bool:
+    """Whether the arrays of a tree are in the computer's own memory, where NumPy finds them."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    return all(d.platform == "cpu" for leaf in leaves for d in leaf.devices())
 
 
 def _take(tree, rows):
@@ -185,9 +214,7 @@ def _take(tree, rows):
     On CPUs by NumPy, which shares memory with JAX: JAX's own indexing, array by array, costs more
     than a step of a small problem, and compiling it for every size more still.
     """
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
-    on_cpu = all(d.platform == "cpu" for leaf in leaves for d in leaf.devices())
-    if on_cpu:
+    if _on_host(tree):
         return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
     return _take_on_device(tree, jnp.asarray(rows))
 
@@ -195,10 +222,6 @@ def _take(tree, rows):
 @eqx.filter_jit
 def _take_on_device(tree, rows):
     return jax.tree.map(lambda x: x[rows], tree)
-
-
-def _stateless(lanes: Lane) -> Lane:
-    return eqx.tree_at(lambda l: l.state, lanes, None)
 
 
 def _padded(indices: np.ndarray, most: int) -> np.ndarray:
