@@ -29,6 +29,7 @@ class Run:
         most: on how many images of each size of network it runs at most; sizes that are not there
             have no limit. Dear methods have few.
         limits: how many iterations for each size of network, where not the method's own limit.
+        training: "adv" or "ibp", if it runs on such networks only.
         target: the run whose bounds end this one as soon as they are reached.
         kind: "method" for the tables, "trace" for the figures.
         group: "first-order", "solver" or "other": what the checks compare it with.
@@ -41,6 +42,7 @@ class Run:
     intervals: Stop = PAPER_INTERVALS
     most: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
+    training: str = ""
     target: str | None = None
     kind: str = "method"
     group: str = "other"
@@ -57,6 +59,8 @@ class Run:
 
     def images(self, network: str, images: int, unlimited: bool) -> int:
         """On how many images it runs."""
+        if not network.endswith(self.training):
+            return 0
         if unlimited and self.kind == "method":
             return images
         return min(images, self.most.get(network.split("_")[0], images))
@@ -76,8 +80,14 @@ RUNS = {
     for run in (
         Run("ibp", "ibp"),
         Run("backward", "backward"),
-        Run("paper", "paper", group="first-order"),
-        Run("paper-fixed", "paper_fixed", most={"medium": 4}, group="first-order"),
+        Run("paper", "paper", most={"medium": 10}, group="first-order"),
+        Run(
+            "paper-fixed",
+            "paper_fixed",
+            most={"small": 6, "medium": 2},
+            training="ibp",
+            group="first-order",
+        ),
         Run(
             "deepverify",
             "deepverify",
@@ -93,7 +103,7 @@ RUNS = {
             "stagecert (tight)",
             adversarial=_TIGHT,
             intervals=_TIGHT,
-            limits={"small": 100, "medium": 60},
+            limits={"small": 60, "medium": 40},
         ),
         Run("auto_lirpa", "auto_lirpa", most={"small": 10, "medium": 4}, group="first-order"),
         Run(

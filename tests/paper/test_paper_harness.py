@@ -264,6 +264,7 @@ def test_plan():
     for (network, run), images in covered.items():
         most = plan.RUNS[run].most.get(network.split("_")[0], 45)
         assert images == list(range(min(45, most)))
+        assert network.endswith(plan.RUNS[run].training)
     # Others run too if a chosen run needs their bounds.
     assert plan.ordered(["deepverify"]) == ["paper", "deepverify"]
 
