@@ -96,7 +96,7 @@ def test_deepverify_converges_to_the_optimum(kind, form):
     assert outcome.value is None
 
 
-@pytest.mark.parametrize("kind", ["relu", "softplus", "conv"])
+@pytest.mark.parametrize("kind", [pytest.param("relu", marks=pytest.mark.slow), "softplus", "conv"])
 def test_pdhg_converges_to_the_optimum(kind):
     outcome = named("pdhg", precision="float64").run(
         problems_of(kind), Stop(rtol=1e-5, iterations=5000)

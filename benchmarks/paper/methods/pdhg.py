@@ -169,7 +169,7 @@ def diagonal_steps(shared: Shared, lane: Lane, weight: float) -> Steps:
 class PrimalDual(Search):
     """The iteration; see the module."""
 
-    weight: float = 0.1
+    weight: float = 0.05
     look_every: int = eqx.field(static=True, default=20)
 
     def start(self, shared, lane):
@@ -248,7 +248,7 @@ class Pdhg(LaneMethod):
     label = "PDHG"
     limit = 2000
 
-    def __init__(self, weight: float = 0.1, precision: str = "float32"):
+    def __init__(self, weight: float = 0.05, precision: str = "float32"):
         super().__init__(precision)
         self.weight = weight
 
