@@ -85,6 +85,8 @@ def test_variables_have_names_and_shapes():
     [
         (lambda s, z: jnp.sin(s), lambda s, z: 2 + s, ["'wavy'", "lower", "'sin'"]),
         (lambda s, z: s - 9, lambda s, z: s**2, ["'wavy'", "upper", "concave", "convex"]),
+        (lambda s, z: jnp.trunc(s).astype(int) - 9.0, lambda s, z: 2 + s, ["'wavy'", "lower"]),
+        (lambda s, z: s.astype(int) + 0.5 * s, lambda s, z: 9 + s, ["'convert_element_type'"]),
         (lambda s, z: s[0] * s[1] - 9 + 0 * s, lambda s, z: s + 9, ["'wavy'", "convex"]),
     ],
 )

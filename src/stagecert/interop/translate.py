@@ -189,7 +189,8 @@ class Translator:
             return [Gap(tuple(v.aval.shape), gap.why) for v in equation.outvars]
         unknown = [k for k, value in enumerate(values) if not isinstance(value, np.ndarray)]
         plain = all(isinstance(values[k], (Affine, Bent)) for k in unknown)
-        if plain and (name in _LINEAR or _is_product(name, unknown)):
+        rounded = any(not jnp.issubdtype(v.aval.dtype, jnp.floating) for v in equation.outvars)
+        if plain and not rounded and (name in _LINEAR or _is_product(name, unknown)):
             return self._linear(equation, values, unknown)
         why = f"it uses '{name}' of something that depends on the variables"
         return [Gap(tuple(v.aval.shape), why) for v in equation.outvars]
@@ -311,11 +312,11 @@ def _unary(atom: Callable) -> Callable:
     return translate
 
 
-def _pairwise(atom: Callable) -> Callable:
+def _pairwise(atom: Callable, neutral: float) -> Callable:
     def translate(self: Translator, equation, shape, a, b):
         for one, two in ((a, b), (b, a)):
             # A log-sum-exp takes the maximum of its largest entry and minus infinity.
-            if isinstance(one, np.ndarray) and np.all(np.isinf(one)):
+            if isinstance(one, np.ndarray) and np.all(one == neutral) and two.shape == shape:
                 return two
         spread = [self._broadcast(x, shape) for x in (a, b)]
         if not all(isinstance(x, (np.ndarray, Affine, Bent)) for x in spread):
@@ -514,9 +515,9 @@ def _moved(self: Translator, equation, shape, x, *rest):
 
 _SPECIAL: dict[Any, Callable] = {
     max_p: _reduced(cp.max),
-    pair_p: _pairwise(cp.maximum),
-    "max": _pairwise(cp.maximum),
-    "min": _pairwise(cp.minimum),
+    pair_p: _pairwise(cp.maximum, -np.inf),
+    "max": _pairwise(cp.maximum, -np.inf),
+    "min": _pairwise(cp.minimum, np.inf),
     "reduce_max": _reduced(cp.max),
     "reduce_min": _reduced(cp.min),
     "reduce_sum": _added,
