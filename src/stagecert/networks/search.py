@@ -212,6 +212,10 @@ def _checked(layers, last, relaxed, inputs, rows, points, proposals) -> Check:
 CACHED_NUMBERS = 200_000
 
 
+def _rows(tree, some: slice):
+    return jax.tree.map(lambda x: x[some], tree)
+
+
 def _checked_in_groups(layers, last, relaxed, inputs, rows, kept) -> Check:
     """`_checked` for a few boxes at a time, with flat axes of lanes; NumPy arrays."""
     boxes, count = rows.shape[:2]
@@ -224,14 +228,13 @@ def _checked_in_groups(layers, last, relaxed, inputs, rows, kept) -> Check:
         for begin in range(0, boxes, group):
             # The last group is filled up with boxes from the one before: one compilation for all.
             first = min(begin, boxes - group)
-            some = slice(first, first + group)
-            lanes = slice(first * count, (first + group) * count)
-            checked = _checked(
-                layers,
-                last,
-                *jax.tree.map(lambda x, some=some: x[some], (relaxed, inputs, rows)),
-                *jax.tree.map(lambda x, lanes=lanes: x[lanes], (kept.point, kept.proposal)),
-            )
+            some = (relaxed, inputs, rows), (kept.point, kept.proposal)
+            if group < boxes:  # slicing array by array takes its time
+                some = (
+                    _rows(some[0], slice(first, first + group)),
+                    _rows(some[1], slice(first * count, (first + group) * count)),
+                )
+            checked = _checked(layers, last, *some[0], *some[1])
             new = begin - first
             parts.append(jax.tree.map(lambda x, new=new: np.asarray(x)[new:], checked))
     return jax.tree.map(
