@@ -65,18 +65,19 @@ def _kills(held: dict) -> list[str]:
 
 def _overhead(held: dict) -> list[str]:
     lines = [
-        "Seconds include starting the engine (Ray starts a cluster of one node) and its workers. "
-        "Memory is that of the driver: the most in the sweep, minus that before it. "
+        "Seconds are those of the whole sweep, and until the first rows were stored: for starting "
+        "two workers and, with Ray, a cluster of one node or joining one that is there. Memory is "
+        "that of the driver: the most in the sweep, minus that before it. "
         f"({held['made']['cpu']}, load {held['made'].get('load')} when it began.)",
         "",
-        "| items | count | at once | engine | workers | seconds | x in-process | MiB |",
+        "| items | count | at once | engine | seconds | first rows | x in-process | MiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     alone = {one["items"]: one["seconds"] for one in held["runs"] if one["engine"] == "in-process"}
     for one in held["runs"]:
         lines.append(
             f"| {one['items']} | {one['count']} | {one['batch']} | {one['engine']} | "
-            f"{one['workers']} | {one['seconds']:.1f} | "
+            f"{one['seconds']:.1f} | {one['until_first']:.1f} | "
             f"{one['seconds'] / alone[one['items']]:.2f} | {one['grown_by_mib']:.0f} |"
         )
     return [*lines, ""]

@@ -31,7 +31,7 @@ RUNS = (
 def measure(say: Callable[[str], None]) -> list[dict]:
     """All runs: what was killed when, and what that changed."""
     draw = random.Random(0)
-    with tempfile.TemporaryDirectory() as folder, Nodes() as nodes:
+    with tempfile.TemporaryDirectory() as folder, Nodes(1, 1) as nodes:
         undisturbed = {}
         for engine in ("in-process", "processes", "ray"):
             begin = time.monotonic()

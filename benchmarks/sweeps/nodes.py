@@ -1,7 +1,8 @@
-"""A Ray cluster of two nodes on one machine: a program, and the class that runs it.
+"""A Ray cluster of one or two nodes on one machine: a program, and the class that runs it.
 
-The program prints the address. Each line on its input kills the second node, if there is one, and
-else adds one; it answers with a line. At the end of its input everything ends.
+The program gets the number of CPUs of each node, and prints the address. Each line on its input
+kills the second node, if there is one, and else adds one; it answers with a line. At the end of its
+input everything ends.
 
 It is a program of its own so that Ray starts its processes from one without JAX, and so that they
 end with it whatever happens to whoever started it.
@@ -20,11 +21,11 @@ QUICK = {
 
 
 class Nodes:
-    """The cluster, until it is closed."""
+    """The cluster, with so many CPUs on each node, until it is closed."""
 
-    def __init__(self):
+    def __init__(self, *cpus: int):
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *map(str, cpus)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu"},
         )  # fmt: skip
@@ -63,14 +64,16 @@ class Nodes:
         raise RuntimeError("The cluster has ended.")
 
 
-def main() -> None:
+def main(cpus: int, *others: int) -> None:
     """The program."""
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20}
-    head = {**node, "include_dashboard": False, "_system_config": QUICK}
+    node = {"num_gpus": 0, "object_store_memory": 80 * 2**20}
+    head = {**node, "num_cpus": cpus, "include_dashboard": False, "_system_config": QUICK}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    second = cluster.add_node(**node)
+    second = None
+    for count in others:
+        second = cluster.add_node(num_cpus=count, **node)
     cluster.wait_for_nodes()
     print("address", cluster.address, flush=True)
     for _ in sys.stdin:
@@ -78,11 +81,11 @@ def main() -> None:
             cluster.remove_node(second, allow_graceful=False)
             second = None
         else:
-            second = cluster.add_node(**node)
+            second = cluster.add_node(num_cpus=others[-1], **node)
             cluster.wait_for_nodes()
         print("done", flush=True)
     cluster.shutdown()
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

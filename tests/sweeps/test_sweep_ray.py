@@ -29,7 +29,7 @@ ray.cloudpickle.register_pickle_by_value(sweep_works)
 
 @pytest.fixture(scope="module")
 def nodes():
-    with Nodes() as nodes:
+    with Nodes(1, 1) as nodes:
         yield nodes
 
 
