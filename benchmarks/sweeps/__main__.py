@@ -67,7 +67,8 @@ def _overhead(held: dict) -> list[str]:
     lines = [
         "Seconds are those of the whole sweep, and until the first rows were stored: for starting "
         "two workers and, with Ray, a cluster of one node or joining one that is there. Memory is "
-        "that of the driver: the most in the sweep, minus that before it. "
+        "that of the driver: the most in the sweep, minus that before it. Images were run three "
+        "times, of which the quickest counts. "
         f"({held['made']['cpu']}, load {held['made'].get('load')} when it began.)",
         "",
         "| items | count | at once | engine | seconds | first rows | x in-process | MiB |",
