@@ -12,7 +12,8 @@ import pytest
 from stagecert import pieces
 from stagecert.errors import ProblemError
 from stagecert.networks import activations
-from stagecert.networks.activations import find, register, register_relaxation
+from stagecert.networks.activations import find
+from stagecert.networks.registering import register, register_relaxation
 
 # Long doubles have eleven more bits than float64 on the machines that matter; where they do not,
 # they are float64, and the comparisons allow for it.
@@ -539,10 +540,10 @@ def test_celu_needs_a_positive_alpha():
 
 @pytest.fixture(autouse=True)
 def _unregister():
-    before = dict(activations._REGISTERED)
+    before = dict(activations.REGISTERED)
     yield
-    activations._REGISTERED.clear()
-    activations._REGISTERED.update(before)
+    activations.REGISTERED.clear()
+    activations.REGISTERED.update(before)
 
 
 REGISTERED = {

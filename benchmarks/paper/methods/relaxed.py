@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.paper.methods.base import BINS, PaperProblems
-from stagecert.networks.activations import AbstractWedge
 from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.intermediate import Intermediate, enclose
 from stagecert.networks.operations import Activation, Linear
@@ -25,6 +24,7 @@ from stagecert.networks.relaxation import (
     linear_objective,
     split,
 )
+from stagecert.networks.wedges import AbstractWedge
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import forward_pass
 from stagecert.sets import AbstractSet

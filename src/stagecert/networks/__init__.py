@@ -1,9 +1,9 @@
 """Neural networks: read them, and bound linear functions of their outputs with a certificate."""
 
-from stagecert.networks.activations import register, register_relaxation
 from stagecert.networks.bounds import Bounds, bound, margins
 from stagecert.networks.graph import Network
 from stagecert.networks.intermediate import Intermediate
+from stagecert.networks.registering import register, register_relaxation
 
 __all__ = [
     "Bounds",

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from stagecert import pieces
-from stagecert.networks.activations import AbstractWedge
 from stagecert.networks.operations import Linear
 from stagecert.networks.relaxation import Layer, Segment
+from stagecert.networks.wedges import AbstractWedge
 from stagecert.sets import AbstractSet
 
 

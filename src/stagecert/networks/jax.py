@@ -22,10 +22,11 @@ from jax.extend import core
 from jax.extend.source_info_util import summarize
 
 from stagecert.errors import ProblemError
-from stagecert.networks import activations
 from stagecert.networks import operations as op
+from stagecert.networks.activations import REGISTERED
 from stagecert.networks.graph import Network, Value
 from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, precise, words
+from stagecert.networks.registering import Registered, Relaxed
 
 _CALLS = words(
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr remat "
@@ -208,7 +209,7 @@ class _Conversion:
                 "cannot handle:\n"
                 + "\n".join(lines)
                 + f"\nSupported primitives: {', '.join(supported())}. Supported activations: "
-                + f"{', '.join(activations._REGISTERED)}; others can be registered "
+                + f"{', '.join(REGISTERED)}; others can be registered "
                 "(stagecert.networks.register)."
             )
         return self.draft.builder.network(self.outputs)
@@ -403,8 +404,8 @@ def _forms(dtype: str) -> list[Form]:
     registered = [
         # Bound to its own name: `activation` is another one in the next round.
         (kind, functools.partial(lambda known, x: known(x), activation))
-        for kind, activation in activations._REGISTERED.items()
-        if isinstance(activation, (activations._Registered, activations._Relaxed))
+        for kind, activation in REGISTERED.items()
+        if isinstance(activation, (Registered, Relaxed))
     ]
     own = (_form(kind, "", function, dtype) for kind, function in registered)
     x64 = bool(jax.config.read("jax_enable_x64"))

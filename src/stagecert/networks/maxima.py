@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from stagecert import pieces
-from stagecert.networks.activations import AbstractWedge
+from stagecert.networks.wedges import AbstractWedge
 
 LEVELS = 16  # most levels t that are used; fewer give a valid, wider wedge
 

@@ -12,10 +12,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from stagecert.networks.activations import AbstractWedge, find
+from stagecert.networks.activations import find
 from stagecert.networks.graph import Network, Node
 from stagecert.networks.maxima import max_image, max_wedge
 from stagecert.networks.operations import Activation, Concat, Max, Reshape
+from stagecert.networks.wedges import AbstractWedge
 from stagecert.pieces import evaluate
 from stagecert.problem import AbstractStage, Objective, StageTrace
 
