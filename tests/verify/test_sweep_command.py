@@ -284,7 +284,7 @@ def test_an_answer_that_comes_too_late_is_none(folder, monkeypatch):
     assert "came too late" in late.data["note"]
 
 
-def test_exceptions_are_rows(folder, monkeypatch):
+def test_exceptions_are_rows_until_they_are_tried_again(folder, monkeypatch):
     module = sys.modules["stagecert.verify.verify"]
 
     class Broken(module.Verification):
@@ -296,7 +296,18 @@ def test_exceptions_are_rows(folder, monkeypatch):
     with work.store(None) as store:
         work.run(store)
         (line,) = work.lines(store)
-    assert (line.data["verdict"], line.data["note"]) == ("error", "FloatingPointError: overflow")
+        assert (line.data["verdict"], line.data["note"]) == (
+            "error",
+            "FloatingPointError: overflow",
+        )
+        monkeypatch.undo()
+        work.run(store)
+        assert [line.data["verdict"] for line in work.lines(store)] == ["error"]
+        work.forget_errors(store)
+        work.run(store)
+        assert [line.data["verdict"] for line in work.lines(store)] == ["unsat"]
+        work.forget_errors(store)
+        assert len(store) == 1
 
 
 class Sleeper:

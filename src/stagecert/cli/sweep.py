@@ -45,6 +45,9 @@ def sweep(
     ] = None,
     workers: Workers = None,
     ray: RayAddress = None,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Compute instances again that had errors.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="For the starting points of attacks.")] = 0,
     report: Annotated[bool, typer.Option(help=f"Write {REPORT}.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -86,6 +89,8 @@ def sweep(
             return found.done, found.instances, out
 
         with work.store(out) as store:
+            if retry_errors:
+                work.forget_errors(store)
             running.export = write_beside
             known = len(store.known(item.key for item in work.items))
             leeway = LEEWAY + (PROOF if certificates else 0.0)

@@ -151,6 +151,11 @@ class Sweep:
                 rest.unlink(missing_ok=True)
         return store
 
+    def forget_errors(self, store: Store) -> None:
+        """Removes the rows of instances that failed, so that `run` computes them again."""
+        failed = [row.key for row in store.rows() if row.data["verdict"] == "error"]
+        store.remove(key for key in failed if key in self.keys)
+
     def run(
         self, store: Store, progress: Callable[[list[Row]], None] | None = None, **options: Any
     ) -> None:
