@@ -162,6 +162,7 @@ def traces(records: Records) -> Iterator[Drawn]:
                     axes.plot(x, gap, color=colour, linestyle="--")
         left.set(xlabel="milliseconds a problem", ylabel="relative gap", yscale="log", xscale="log")
         right.set(xlabel="iterations", yscale="log", xscale="symlog")
+        right.set_xlim(left=0)
         left.legend(fontsize="small")
         figure.suptitle(
             f"{plan.title_of(network)}, {plan.TRAININGS[network.rsplit('_', 1)[1]]}", fontsize=11
