@@ -88,13 +88,13 @@ def _time_cell(records: Records, network: str, run: str) -> str:
 
 def _images_cell(records: Records, networks: Sequence[str], run: str) -> str:
     counts = [records.get(name, run) for name in networks]
-    return " / ".join("–" if record is None else str(record.images) for record in counts)
+    return "/".join("–" if record is None else str(record.images) for record in counts)
 
 
 _SIZES = tuple(size.capitalize() for size in plan.SIZES)
 _BRACKETS = (
     "In brackets, where a method ran on fewer images or did not finish all its problems: stagecert "
-    "(tight) on the same problems. Images: tiny / small / medium, 9 problems each."
+    "(tight) on the same problems. Images: tiny/small/medium, 9 problems each."
 )
 
 
@@ -162,7 +162,7 @@ def stopping(records: Records, training: str) -> list[Table]:
                 continue
             theirs = [published.STOPPING.get((run, network)) for run in ("deepverify", "paper")]
             name = plan.title_of(network)
-            images = " / ".join("–" if r is None else str(r.images) for r in found)
+            images = "/".join("–" if r is None else str(r.images) for r in found)
             early.append(
                 [name, *(percent(record and record.early_share) for record in found)]
                 + ["–" if t is None else f"{t[0]:g} %" for t in theirs]

@@ -103,7 +103,7 @@ def test_tables_are_means_of_the_data(out):
         assert float(line["mean_bound"]) == pytest.approx(bounds.mean(), rel=1e-6)
         assert float(line["ms_per_problem"]) == pytest.approx(milliseconds, rel=1e-6)
         label = plan.RUNS[line["run"]].title
-        row = f"| {label} | {-bounds.mean():.4g} | – | – | {milliseconds:.4g} | – | – | 3 / – / – |"
+        row = f"| {label} | {-bounds.mean():.4g} | – | – | {milliseconds:.4g} | – | – | 3/–/– |"
         assert row in text
         if line["run"] == "ours":
             iterations = np.mean(entry["iterations"])
