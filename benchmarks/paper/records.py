@@ -202,7 +202,7 @@ def _best_values(network: str, found, traces: dict) -> np.ndarray:
     """The least value of the relaxation known for each problem: all but the optimum."""
     values = [array(row) for t in traces.values() if t["value"] is not None for row in t["value"]]
     for (name, run), rows in found.items():
-        if name == network and run in plan.RUNS and "refused" not in rows[0].data:
+        if name == network and plan.RUNS[run].group != "peer" and "refused" not in rows[0].data:
             for row in rows[:1]:
                 if row.data["value"] is not None:
                     values.append(array(row.data["value"]))

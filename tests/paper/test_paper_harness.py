@@ -302,6 +302,18 @@ def test_bounds_above_values_are_found():
     assert verdicts == {"ours-tight": True, "paper": False}
 
 
+def test_what_is_no_bound_is_left_out_and_reported():
+    """A peer whose bounds are above feasible values, and whose values are too low."""
+    truth = np.array([[1.0, 2.0]])
+    ours = record("ours-tight", truth - 1e-6, truth)
+    peer = record("jax_verify", truth + np.array([[1e-2, -1e-2]]), truth - 1)
+    held = records.Records(ours | peer, {}, {})
+    (check,) = tables.checks(held)
+    assert (check.wrong, check.problems, check.passed) == (1, 1, True)
+    verdicts = {c.run: c.passed for c in tables.crossings(held)}
+    assert verdicts == {"ours-tight": True, "jax_verify": False}
+
+
 def test_means_of_fewer_images_stand_beside_ours_on_the_same():
     ours = record("ours-tight", [[-1.0, -3.0], [-10.0, -30.0]])
     held = records.Records(ours | record("paper", [[-2.0, np.nan]]), {}, {})
