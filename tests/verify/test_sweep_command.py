@@ -193,6 +193,15 @@ def test_bad_input(folder):
         sweep_of(folder, "sum.onnx,above-1.vnnlib,5\n", seed=-1)
 
 
+def test_a_report_that_cannot_be_written_ends_the_command(folder):
+    (folder / "one.csv").write_text("sum.onnx,above-2.vnnlib,60\n")
+    (folder / "blocked" / "report.html").mkdir(parents=True)
+    done = run(folder, "one.csv", "--out", "blocked")
+    assert done.returncode == 2
+    assert "report.html" in done.stderr
+    assert (folder / "blocked" / "results.csv").exists()
+
+
 def test_interrupted_sweeps_leave_a_table(folder):
     shutil.copy(DIGITS / "digits.onnx", folder)
     shutil.copy(DIGITS / "e-hard.vnnlib", folder)

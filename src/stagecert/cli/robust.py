@@ -12,8 +12,7 @@ from rich.table import Table
 
 from stagecert.cli.engine import RayAddress, Workers, engine_of
 from stagecert.cli.running import Running, command
-from stagecert.cli.verify import BAD_INPUT, FAILED, Watcher
-from stagecert.errors import ProblemError
+from stagecert.cli.verify import Watcher
 
 REPORT = "report.html"
 
@@ -68,7 +67,7 @@ def robust(
     """
     running = Running("images", "status", ("certified", "attacked"), quiet)
     Watcher(None, running).start()
-    try:
+    with running.failures("--batch or --memory"):
         from stagecert.compiling import use_compilation_cache
         from stagecert.robust import Robustness
         from stagecert.robust.data import load
@@ -120,13 +119,6 @@ def robust(
             )
             running.claim()
             summary = write(store)
-    except (ProblemError, OSError) as error:
-        running.fail(str(error), BAD_INPUT)
-    except MemoryError as error:
-        running.fail(f"Out of memory ({error}); try a smaller --batch or --memory.", FAILED)
-    except Exception as error:
-        running.fail(f"{type(error).__name__}: {error}", FAILED)
-    else:
         if as_json:
             print(json.dumps(summary.to_dict()))
         elif not quiet:

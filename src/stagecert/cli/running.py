@@ -5,10 +5,12 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,6 +23,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from stagecert.cli.verify import BAD_INPUT, FAILED
 from stagecert.errors import ProblemError
 
 INTERRUPTED = 130
@@ -42,7 +45,8 @@ class Running:
         self.items, self.verdict, self.shown, self.quiet = items, verdict, shown, quiet
         # Writes the tables of what is known; returns how many are done, how many there are, where.
         self.export: Callable[[], tuple[int, int, Path]] | None = None
-        self._once = threading.Lock()
+        # Whoever has the right may still fail: another claim by the same thread does not wait.
+        self._once = threading.RLock()
         self._bar: Progress | None = None
 
     def progress(self, known: int, total: int) -> Callable[[list[Any]], None] | None:
@@ -117,8 +121,24 @@ class Running:
     def timed_out(self) -> None:
         """There is no time limit."""
 
-    def fail(self, message: str, code: int) -> None:
-        """Says what is wrong and ends the process."""
+    @contextmanager
+    def failures(self, smaller: str) -> Iterator[None]:
+        """Whatever goes wrong inside is said, and ends the process.
+
+        `smaller` names the options that make a run take less memory.
+        """
+        try:
+            yield
+        except typer.Exit:
+            raise
+        except (ProblemError, OSError) as error:
+            self._fail(str(error), BAD_INPUT)
+        except MemoryError as error:
+            self._fail(f"Out of memory ({error}); try a smaller {smaller}.", FAILED)
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}", FAILED)
+
+    def _fail(self, message: str, code: int) -> None:
         self.claim()
         print(message, file=sys.stderr)
         self._end(code)

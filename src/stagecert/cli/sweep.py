@@ -11,8 +11,7 @@ from rich.table import Table
 
 from stagecert.cli.engine import RayAddress, Workers, engine_of
 from stagecert.cli.running import Running, command, duration
-from stagecert.cli.verify import BAD_INPUT, FAILED, Watcher, set_up_jax
-from stagecert.errors import ProblemError
+from stagecert.cli.verify import Watcher, set_up_jax
 
 WRONG = 1
 REPORT = "report.html"
@@ -66,7 +65,7 @@ def sweep(
     """
     running = Running("instances", "verdict", ("unsat", "sat"), quiet)
     Watcher(None, running).start()
-    try:
+    with running.failures("--memory"):
         from stagecert.sweeps import InProcess, Store
         from stagecert.verify.instances import read_lists
         from stagecert.verify.report import report_of_instances
@@ -103,13 +102,6 @@ def sweep(
             )
             running.claim()
             summary = write(store)
-    except (ProblemError, OSError) as error:
-        running.fail(str(error), BAD_INPUT)
-    except MemoryError as error:
-        running.fail(f"Out of memory ({error}); try a smaller --memory.", FAILED)
-    except Exception as error:
-        running.fail(f"{type(error).__name__}: {error}", FAILED)
-    else:
         if as_json:
             print(json.dumps(summary.to_dict()))
         elif not quiet:
