@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.data import DATA, ROOT
 from stagecert import machine
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "networks"
 NETWORKS = [
     f"{size}_{activation}_{training}"
@@ -30,16 +30,11 @@ PEERS = {
 }
 
 
-def _data() -> Path:
-    given = os.environ.get("STAGECERT_DATA")
-    return Path(given) if given else ROOT.parent / "shared" / "data"
-
-
 def _run(python, module: str, network: str, images: int, out: Path, more: list[str], cpu: int):
     command = [
         "taskset", "-c", str(cpu), python, "-m", module,
-        "--network", str(_data() / "networks" / "paper" / f"{network}.onnx"),
-        "--images", str(images), "--data", str(_data() / "cifar10" / "test.npz"),
+        "--network", str(DATA / "networks" / "paper" / f"{network}.onnx"),
+        "--images", str(images), "--data", str(DATA / "cifar10" / "test.npz"),
         "--out", str(out), *more,
     ]  # fmt: skip
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

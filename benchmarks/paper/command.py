@@ -20,18 +20,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.data import DATA, ROOT
 from benchmarks.paper import plan, records, report, sweep, tables
 from stagecert.errors import ProblemError
 from stagecert.sweeps import Store
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
 IMAGES = 20
-
-
-def _data() -> Path:
-    given = os.environ.get("STAGECERT_DATA")
-    return Path(given) if given else ROOT.parent / "shared" / "data"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the networks whose searches are drawn; default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
-        "--data", type=Path, default=_data(),
+        "--data", type=Path, default=DATA,
         help="the folder with cifar10/test.npz and networks/paper; default: $STAGECERT_DATA",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder for results")

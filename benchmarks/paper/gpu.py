@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.data import DATA
 from benchmarks.networks.peers.common import load_problems
-from benchmarks.paper.command import RESULTS, _data
+from benchmarks.paper.command import RESULTS
 from stagecert import machine, networks
 from stagecert.files import write_whole
 from stagecert.networks import bounds
@@ -138,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper.gpu", description=__doc__)
     parser.add_argument("--network", default="medium_relu_adv")
     parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--data", type=Path, default=_data())
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--memory", type=float, default=50.0, help="GiB that arrays may take")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--tf32", action="store_true", help="TF32 instead of float32 in the search")

@@ -4,6 +4,7 @@
 and networks are looked for in the folder that STAGECERT_DATA names, or in ../shared/data.
 """
 
+import argparse
 import json
 import os
 import pickle
@@ -12,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from benchmarks.data import DATA, ROOT
+
 RESULTS = ROOT / "benchmarks" / "results"
-DATA = Path(os.environ.get("STAGECERT_DATA", ROOT.parent / "shared" / "data"))
 # Networks of the paper, their times, and the images that bytes are measured on.
 SIZES = ("tiny", "small", "medium")
 KIND = "relu_ibp"
@@ -192,6 +193,9 @@ def size_of(count: float) -> str:
 
 def main() -> None:
     """Measures, and writes the files."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.sweeps.cost", description=__doc__
+    ).parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     from stagecert.compiling import use_compilation_cache
     from stagecert.machine import made

@@ -15,9 +15,10 @@ import shutil
 import statistics
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "vnncomp"
-DATA = Path(os.environ.get("STAGECERT_DATA", ROOT.parent / "shared" / "data")) / "vnncomp"
+from benchmarks import data
+
+RESULTS = data.ROOT / "benchmarks" / "results" / "vnncomp"
+DATA = data.DATA / "vnncomp"
 ANSWERS = ("unsat", "sat", "unknown", "timeout", "error")
 # Seconds beyond its time limit, and for finding and checking a proof, before a worker is ended.
 LEEWAY = 600.0
