@@ -103,14 +103,14 @@ def test_answers_are_matched_by_file(tmp_path, monkeypatch):
     )
     answers = written(
         tmp_path / "x",
-        "onnx,vnnlib,expected,sources\na.onnx,../p.vnnlib.gz,sat,tools\n../c.onnx,../p.vnnlib,unknown,",
+        "onnx,vnnlib,expected,sources\na.onnx,../p.vnnlib.gz,sat,tools\n../c.onnx,../p.vnnlib,conflict,",
         "known.csv",
     )
     monkeypatch.chdir(tmp_path)
     relative = os.path.relpath(path, tmp_path)
     for one in (path, relative):
         found = read_lists([one], answers=[answers])
-        assert [instance.expected for instance in found] == ["sat", "sat", "unknown"]
+        assert [instance.expected for instance in found] == ["sat", "sat", "conflict"]
     with pytest.raises(ProblemError, match="line 1: a heading is needed"):
         read_lists([path], answers=[path])
 

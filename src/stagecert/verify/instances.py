@@ -17,7 +17,8 @@ _NAMES = {
     "timeout": ("timeout",),
     "expected": ("expected", "answer"),
 }
-ANSWERS = ("unsat", "sat", "unknown")
+# A conflict is an answer on which tools disagree.
+ANSWERS = ("unsat", "sat", "unknown", "conflict")
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Instance:
         model_path, property_path: where these files are, from the root; that of the packed file
             (.gz) if only that is there.
         timeout: seconds.
-        expected: "sat" or "unsat" if the answer is known, "unknown" if it is said not to be, None
-            if nothing is said.
+        expected: "sat" or "unsat" if the answer is known, "unknown" or "conflict" if it is said not
+            to be, None if nothing is said.
     """
 
     set: str
