@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.data import ROOT
 from stagecert import machine
 from stagecert.files import write_whole
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "applications"
 
 # For each part: the table's heading, and the function that makes it.

@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.data import ROOT
 from stagecert import machine
 from stagecert.files import write_whole
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "core"
 
 # What a search runs through. Other modules (plots, checks, applications) may change without making

@@ -9,10 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from benchmarks.data import ROOT
 from benchmarks.paper.methods.base import Method, Outcome, Stop
 from stagecert.networks.relaxation import split
-
-ROOT = Path(__file__).parents[3]
 
 
 class Peer(Method):

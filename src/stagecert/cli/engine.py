@@ -21,6 +21,9 @@ RayAddress = Annotated[
         help="Compute on the Ray cluster there, on this machine's, or on one that is started.",
     ),
 ]
+WorkerMemory = Annotated[
+    float | None, typer.Option(help="GiB of a worker process at which it is ended.")
+]
 
 
 def engine_of(workers: str | None, ray: str | None):

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stagecert.cli.engine import RayAddress, Workers, engine_of
+from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
 from stagecert.cli.running import Running, command
 from stagecert.cli.verify import Watcher
 
@@ -43,9 +43,7 @@ def robust(
         int | None, typer.Option(help="Images computed together; by default what fits.")
     ] = None,
     memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
-    worker_memory: Annotated[
-        float | None, typer.Option(help="GiB of a worker process at which it is ended.")
-    ] = None,
+    worker_memory: WorkerMemory = None,
     workers: Workers = None,
     ray: RayAddress = None,
     retry_errors: Annotated[

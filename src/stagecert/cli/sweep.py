@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stagecert.cli.engine import RayAddress, Workers, engine_of
+from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
 from stagecert.cli.running import Running, command, duration
 from stagecert.cli.verify import Watcher, set_up_jax
 
@@ -39,9 +39,7 @@ def sweep(
         int | None, typer.Option(help="At most so many instances of each list, evenly spread.")
     ] = None,
     memory: Annotated[float, typer.Option(help="GiB that the arrays of a worker may take.")] = 1.0,
-    worker_memory: Annotated[
-        float | None, typer.Option(help="GiB of a worker process at which it is ended.")
-    ] = None,
+    worker_memory: WorkerMemory = None,
     workers: Workers = None,
     ray: RayAddress = None,
     retry_errors: Annotated[
