@@ -228,6 +228,26 @@ def test_the_least_step_is_taken_all_the_same():
     assert float(report.point.inputs) == pytest.approx(1e-3 - 1e-5 * 1e6 * 1e-3)
 
 
+@pytest.mark.parametrize("name", ["paper", "paper_fixed"])
+def test_the_papers_variables_are_fractions(name):
+    # So the unit in which inputs are measured changes nothing.
+    random = np.random.default_rng(2)
+    (first, offset), *others = models.random_layers(random, (4, 6, 5, 3))
+    centre = random.normal(size=(2, 4))
+    rows = networks.margins(random.integers(0, 3, 2), 3)
+    outcomes = []
+    for unit in (1.0, 1024.0):
+        network = models.dense([(first / unit, offset), *others], activation="softplus")
+        low, high = unit * (centre - 0.4), unit * (centre + 0.4)
+        problems = PaperProblems("units", network, low, high, rows)
+        outcomes.append(named(name, precision="float64").run(problems, Stop(rtol=1e-4)))
+    one, other = outcomes
+    assert one.early.all()
+    assert one.iterations.tolist() == other.iterations.tolist()
+    assert one.bound == pytest.approx(other.bound, rel=1e-9)
+    assert one.value == pytest.approx(other.value, rel=1e-9)
+
+
 # -- stopping, traces, batches --------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """The paper's method as its appendix states it, and traces of the library's own search.
 
-FISTA with backtracking on psi_0 from the centre of the box and fractions of 0.5; bounds are those
-of the linearised Lagrangian with multipliers as drawn, over the input set and boxes of the blocks.
-Every problem has its own line search: with one step size for a batch, all wait for the slowest.
+FISTA with backtracking on psi_0; all variables are fractions in [0, 1], the inputs too, and start
+at 0.5; bounds are those of the linearised Lagrangian with multipliers as drawn, over the input set
+and boxes of the blocks. Every problem has its own line search: with one step size for a batch, all
+wait for the slowest.
 """
 
 from typing import Any, ClassVar
@@ -16,8 +17,11 @@ from benchmarks.paper.methods.relaxed import Lane, Shared, distances, problem_of
 from stagecert import tree
 from stagecert.certificate import Evaluation, certify, evaluate, passes_of_evaluate
 from stagecert.degeneracy import FixStatus, any_entry, degenerate_for, fix_degeneracy
+from stagecert.networks.relaxation import Segment, linear_objective
 from stagecert.networks.search import default_solvers
+from stagecert.problem import Problem
 from stagecert.reformulation import Point, forward, full_point, psi_0_and_gradient
+from stagecert.sets import Box
 from stagecert.solvers import AbstractSolver, Backtracking
 from stagecert.solvers.base import paper_report, project
 from stagecert.solvers.gradient import grown, projected_step
@@ -92,16 +96,29 @@ class Steps(Search):
     measured: bool = eqx.field(static=True)
     look_every: int = eqx.field(static=True, default=0)
 
+    def problem(self, shared: Shared, lane: Lane) -> Problem:
+        """What the solver works on."""
+        return problem_of(shared, lane)
+
+    def inputs(self, lane: Lane, inputs):
+        """The network's inputs that the solver's stand for."""
+        return inputs
+
     def start(self, shared, lane):
-        problem = problem_of(shared, lane)
+        problem = self.problem(shared, lane)
         state, report = self.solver.init(problem, full_point(problem, None, lane.row.dtype))
         return state, self._found(shared, lane, report)
 
     def step(self, shared, lane, state):
-        state, report = self.solver.step(problem_of(shared, lane), state)
+        state, report = self.solver.step(self.problem(shared, lane), state)
         return state, self._found(shared, lane, report)
 
     def _found(self, shared: Shared, lane: Lane, report) -> Found:
+        report = eqx.tree_at(
+            lambda r: (r.point.inputs, r.proposal.point.inputs),
+            report,
+            replace_fn=lambda inputs: self.inputs(lane, inputs),
+        )
         bound = jnp.where(jnp.isfinite(report.bound), report.bound, -jnp.inf)
         value = jnp.where(report.crossing.amount > 0, jnp.inf, report.value)
         seen = None
@@ -113,6 +130,45 @@ class Steps(Search):
 
     def bound_of(self, shared, lane, proof):
         return certify(problem_of(shared, lane), proof)[1]
+
+
+class FractionSteps(Steps):
+    """The same with inputs as fractions of their box.
+
+    The step size is one for inputs and fractions, so it matters in which unit inputs are measured:
+    in that of pixels, 8/255 is a short way, and steps that suit them are too short for fractions.
+    """
+
+    def problem(self, shared, lane):
+        low, width = _box(lane)
+        given = problem_of(shared, lane)
+        stages = tuple(
+            eqx.tree_at(lambda s: s.segment, stage, _OfFractions(stage.segment, low, width))
+            for stage in given.stages
+        )
+        last = _OfFractions(shared.parts.last, low, width)
+        inputs = Box(jnp.zeros_like(low), jnp.ones_like(low))
+        return Problem(inputs, stages, linear_objective(last, lane.row))
+
+    def inputs(self, lane, inputs):
+        low, width = _box(lane)
+        return lane.inputs.project(low + width * inputs)
+
+
+def _box(lane: Lane):
+    """(lower end, width) of the inputs' box."""
+    return lane.inputs.lower, lane.inputs.upper - lane.inputs.lower
+
+
+class _OfFractions(eqx.Module):
+    """A segment as a function of the inputs' fractions."""
+
+    segment: Segment
+    low: Any
+    width: Any
+
+    def __call__(self, inputs, blocks):
+        return self.segment(self.low + self.width * inputs, blocks)
 
 
 class PaperMethod(LaneMethod):
@@ -141,7 +197,7 @@ class PaperMethod(LaneMethod):
         return None
 
     def search(self, shared, trace):
-        return Steps(self.solver, trace)
+        return FractionSteps(self.solver, trace)
 
 
 class PaperMethodFixed(PaperMethod):
