@@ -225,10 +225,11 @@ def _take_on_device(tree, rows):
 
 
 def _padded(indices: np.ndarray, most: int) -> np.ndarray:
-    """Indices repeated up to a power of two from 8 on: every size is traced and compiled once."""
-    size = 8
+    """Indices repeated up to one of few sizes: every size is traced and compiled once."""
+    # On accelerators, few lanes take as long as some more, and compiling takes much longer.
+    size, growth = (8, 2) if jax.default_backend() == "cpu" else (64, 4)
     while size < len(indices):
-        size *= 2
+        size *= growth
     size = max(min(size, most), len(indices))
     return np.concatenate([indices, np.repeat(indices[-1:], size - len(indices))])
 

@@ -55,11 +55,13 @@ class Span(eqx.Module):
 class DualBound(eqx.Module):
     """A lower bound with what proved it.
 
+    uncharged: the bound as computed, without the charge for rounding: for searches.
     shares: for each block 0 where its lower line was used and 1 where its upper line was: the
         corner that a greedy step goes to, together with `minimiser`.
     """
 
     bound: Any
+    uncharged: Any
     minimiser: Any
     shares: tuple
 
@@ -201,6 +203,7 @@ def dual_bound(
     entries = sum(math.prod(x.shape) for x in jax.tree.leaves(zeros))
     slip = slip + (entries + 8) * (eps * magnitude + 4 * tiny)
     slip = slip + 4 * (consumers + 4) * eps * (size + magnitude)
-    bound = total + term - slip * (1 + 1e-6)
+    uncharged = total + term
+    bound = uncharged - slip * (1 + 1e-6)
     bound = jnp.where(jnp.isnan(bound), -jnp.inf, bound)
-    return DualBound(bound, minimiser, tuple(reversed(shares)))
+    return DualBound(bound, uncharged, minimiser, tuple(reversed(shares)))

@@ -1,6 +1,8 @@
 """`bound`: certified bounds on linear functions of a network's outputs, for many boxes at once."""
 
+import functools
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,13 +12,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stagecert.codes import contradicts
 from stagecert.errors import ProblemError
+from stagecert.networks import opening
 from stagecert.networks.graph import Network
+from stagecert.networks.held import Held
 from stagecert.networks.intermediate import Intermediate, enclose
 from stagecert.networks.intervals import segment_interval
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import CACHED_NUMBERS, backward_bounds, relax, search
+from stagecert.networks.search import (
+    CACHED_NUMBERS,
+    Check,
+    backward_bounds,
+    checked_in_groups,
+    relax,
+    search,
+)
 from stagecert.problem import as_arrays
 from stagecert.solution import Status
 
@@ -38,16 +50,29 @@ class Bounds:
         passes: how many passes over the network, forwards or backwards, each problem took.
         intermediate: (low, high) of every activation's argument, each (batch, *shape).
         network, objectives: what was asked.
+
+    On a GPU, `inputs` and `intermediate` may stay there until they are first read.
     """
 
     bound: np.ndarray
     value: np.ndarray
     status: np.ndarray
-    inputs: Any
     passes: np.ndarray
-    intermediate: tuple
     network: Network
     objectives: np.ndarray
+    given_inputs: Any  # as below, or a function that fetches them
+    given_intermediate: Any
+
+    @functools.cached_property
+    def inputs(self) -> Any:
+        """The input that belongs to each value."""
+        return self.given_inputs() if callable(self.given_inputs) else self.given_inputs
+
+    @functools.cached_property
+    def intermediate(self) -> tuple:
+        """The intervals of the activations' arguments."""
+        given = self.given_intermediate
+        return given() if callable(given) else given
 
     @property
     def attained(self) -> np.ndarray:
@@ -99,7 +124,7 @@ def bound(
     max_iterations: int = 500,
     time_limit: float | None = None,
     precision: Literal["float32", "float64"] = "float32",
-    memory: float = 2.0,
+    memory: float | None = None,
     progress: bool | Callable[[str, int, int], None] = False,
 ) -> Bounds:
     """Bounds the minimum of each objective over each box, with a certified gap.
@@ -123,7 +148,8 @@ def bound(
             `lower` and `upper` may then be None.
         max_iterations, time_limit: limits on the search; bounds found until then are valid.
         precision: of the search. What is returned is always evaluated in float64.
-        memory: GiB that arrays may take; larger jobs are cut into chunks.
+        memory: GiB that arrays may take; larger jobs are cut into chunks. None is 2 GiB on CPUs,
+            and half of what the device lends elsewhere.
         progress: True draws progress bars; a function is called with (what, finished, all).
 
     Raises:
@@ -140,12 +166,17 @@ def bound(
     if precision not in ("float32", "float64"):
         raise ProblemError(f"precision must be 'float32' or 'float64', not {precision!r}.")
     how = Intermediate.named(intermediate)
+    memory = default_memory() if memory is None else memory
     with jax.enable_x64(True):
         regions = regions_of(network, lower, upper, ball)
         rows = _rows(network, regions.count, objectives)
         goal = _threshold(threshold, rows.shape[:2])
         parts = as_arrays(split(network), jnp.float64)
         show = Progress(progress)
+        if method == "nonconvex" and opens():
+            limits = dict(atol=atol, rtol=rtol, max_iterations=max_iterations)
+            job = _Job(network, parts, regions, rows, goal, how, limits, precision, memory, show)
+            return _opened(job, time_limit)
         chunk = boxes_at_once(parts, regions.shapes, rows.shape[1], memory)
         results = []
         for begin in range(0, regions.count, chunk):
@@ -223,6 +254,12 @@ def _threshold(threshold, shape) -> np.ndarray | None:
     return goal
 
 
+def default_memory() -> float:
+    """GiB that arrays may take if nothing else is said."""
+    known = {} if jax.default_backend() == "cpu" else jax.devices()[0].memory_stats() or {}
+    return known.get("bytes_limit", 2**32) / 2**31
+
+
 def boxes_at_once(parts: Split, shapes, targets: int, memory: float) -> int:
     """How many boxes of inputs of these shapes are bounded together, each for some targets."""
     neurons = sum(math.prod(layer.shape) for layer in parts.layers)
@@ -269,13 +306,190 @@ def _bound_chunk(
         solution.bound.reshape(shape),
         solution.value.reshape(shape),
         status,
-        _unhidden(network, inputs),
         # One more: the pass back that the search starts from.
         solution.passes.reshape(shape) + 1,
-        jax.tree.map(np.asarray, arguments),
         network,
         rows,
+        _unhidden(network, inputs),
+        jax.tree.map(np.asarray, arguments),
     )
+
+
+# -- on accelerators: a few steps for all problems at once, then the search for what is left ------
+
+
+def opens() -> bool:
+    """Whether searches begin with `opening`: on CPUs that gains nothing."""
+    return jax.default_backend() != "cpu"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What `bound` was asked, read and checked."""
+
+    network: Network
+    parts: Split
+    regions: Any
+    rows: np.ndarray
+    goal: np.ndarray | None
+    how: Intermediate
+    limits: dict
+    precision: str
+    memory: float
+    show: "Progress"
+
+    @property
+    def dtype(self):
+        """Of the search."""
+        return jnp.dtype(self.precision).type
+
+    def done(self, value, bound, some: Any = slice(None)) -> np.ndarray:
+        """Which problems are finished with these numbers."""
+        finite = np.isfinite(value) & np.isfinite(bound)
+        with np.errstate(invalid="ignore"):
+            tolerance = self.limits["atol"] + self.limits["rtol"] * np.abs(bound)
+            done = finite & (value - bound <= tolerance)
+            if self.goal is not None:
+                done |= (bound > self.goal[some]) | (value <= self.goal[some])
+            # What contradicts itself is left to the search, which says so.
+            return done & ~contradicts(value, bound, np.finfo(float).eps)
+
+
+def _opened(job: _Job, time_limit: float | None) -> Bounds:
+    begin = time.perf_counter()
+    shape = job.rows.shape[:2]
+    steps = min(opening.STEPS, job.limits["max_iterations"])
+    value, bound = np.full(shape, np.inf), np.full(shape, -np.inf)
+    # What is found stays on the device, if it takes no more than a quarter of the memory.
+    inputs, intervals = Held(job.memory * 2**27), Held(job.memory * 2**27)
+    for some, new in _equal_slices(shape[0], _boxes_to_open(job)):
+        arguments, checks = _first_steps(job, some, steps)
+        value[some] = np.concatenate([np.asarray(check.value) for check in checks])
+        bound[some] = np.concatenate([np.asarray(check.bound) for check in checks])
+        crossed = np.concatenate([np.asarray(check.crossing) > 0 for check in checks])
+        value[some][crossed | np.isnan(value[some])] = np.inf
+        intervals.add(_trimmed([arguments], new))
+        inputs.add(_trimmed([check.inputs for check in checks], new))
+        done = job.done(value[: some.stop], bound[: some.stop], slice(some.stop))
+        job.show.part(some.start, shape[0])("searching", int(done.sum()), value.size)
+    passes = np.full(shape, opening.passes(steps))
+    status = np.full(shape, Status.GAP_REACHED, dtype=object)
+    if job.goal is not None:
+        status[value <= job.goal] = Status.TARGET_MET
+        status[bound > job.goal] = Status.TARGET_PROVEN
+    late = []
+    boxes, targets = np.nonzero(~job.done(value, bound))
+    at_once = boxes_at_once(job.parts, job.regions.shapes, 1, job.memory)
+    for first in range(0, len(boxes), at_once):
+        some = boxes[first : first + at_once], targets[first : first + at_once]
+        left = None if time_limit is None else time_limit - (time.perf_counter() - begin)
+        if left is not None and left <= 0:
+            status[some] = Status.TIME_LIMIT
+        elif steps == job.limits["max_iterations"]:
+            status[some] = Status.ITERATION_LIMIT
+        else:
+            solution = _searched(job, *some, intervals, left)
+            better = solution.value < value[some]
+            late.append((tuple(x[better] for x in some), _rows_of(solution.inputs, better)))
+            value[some] = np.where(better, solution.value, value[some])
+            bound[some] = np.fmax(solution.bound, bound[some])
+            passes[some] += solution.passes + 1
+            status[some] = solution.status
+    fetch_inputs = functools.partial(_late_inputs, job.network, inputs, late)
+    return Bounds(
+        bound, value, status, passes, job.network, job.rows, fetch_inputs, intervals.numpy
+    )
+
+
+def _first_steps(job: _Job, some: slice, steps: int) -> tuple[Any, list[Check]]:
+    """Intervals of some boxes, and what float64 says of the first steps."""
+    parts, part = job.parts, job.regions[some]
+    show = job.show.part(some.start, job.regions.count)
+    arguments = enclose(parts, part, job.how.chunk(some), job.memory, show)
+    relaxed = relax(parts.layers, parts.last, part.boxes, arguments)
+    problems = parts.layers, parts.last, relaxed, part.sets, jnp.asarray(job.rows[some])
+    with jax.enable_x64(job.precision == "float64"):
+        found = opening.opened(*problems, job.dtype, steps)
+    return arguments, checked_in_groups(*problems, found.point, found.proposal)
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """What the search found for some problems."""
+
+    value: np.ndarray
+    bound: np.ndarray
+    inputs: Any
+    passes: np.ndarray
+    status: np.ndarray
+
+
+def _searched(job: _Job, boxes, targets, intervals: Held, time_limit: float | None) -> _Searched:
+    """The search itself, for some problems: each is a grid of its own, of one box and one row."""
+    count = len(boxes)
+    size = 64
+    while size < count:
+        size *= 4
+    # Filled up with copies of the last problem, so that few sizes are ever compiled.
+    fill = np.minimum(np.arange(size), count - 1)
+    boxes, targets = boxes[fill], targets[fill]
+    part = job.regions[boxes]
+    relaxed = relax(job.parts.layers, job.parts.last, part.boxes, intervals.take(boxes))
+    rows = jnp.asarray(job.rows[boxes, targets][:, None])
+    with jax.enable_x64(job.precision == "float64"):
+        found = search(
+            job.parts.layers,
+            job.parts.last,
+            relaxed,
+            part.sets,
+            rows,
+            dtype=job.dtype,
+            target=None if job.goal is None else job.goal[boxes, targets],
+            time_limit=time_limit,
+            progress=lambda done, _: job.show("searching on", min(done, count), count),
+            **job.limits,
+        )
+    return _Searched(
+        found.value[:count],
+        found.bound[:count],
+        _rows_of(found.inputs, slice(count)),
+        found.passes[:count],
+        np.array(found.status[:count], dtype=object),
+    )
+
+
+def _rows_of(tree, rows):
+    return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
+
+
+def _trimmed(parts: list, new: int) -> Any:
+    """The parts as one tree, from row `new` on."""
+    whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    return jax.tree.map(lambda x: x[new:], whole) if new else whole
+
+
+def _late_inputs(network: Network, held: Held, late: list) -> Any:
+    """What the first steps found, and in its place what the search found later."""
+    inputs = jax.tree.map(np.array, held.numpy()) if late else held.numpy()
+    for some, found in late:
+        jax.tree.map(lambda x, new, some=some: x.__setitem__(some, new), inputs, found)
+    return _unhidden(network, inputs)
+
+
+def _equal_slices(count: int, at_once: int) -> list[tuple[slice, int]]:
+    """Slices of one size, so that one compilation serves all, and from where on each is new."""
+    size = -(-count // -(-count // at_once))
+    firsts = [(begin, min(begin, count - size)) for begin in range(0, count, size)]
+    return [(slice(first, first + size), begin - first) for begin, first in firsts]
+
+
+def _boxes_to_open(job: _Job) -> int:
+    """How many boxes the first steps are taken on together."""
+    neurons = sum(math.prod(layer.shape) for layer in job.parts.layers)
+    inputs = sum(math.prod(shape) for shape in job.regions.shapes)
+    # About 10 numbers of 4 bytes for each neuron of a lane, and 20 of 8 for each of a box.
+    of_box = (40 * job.rows.shape[1] + 160) * (neurons + 2 * inputs)
+    return max(int(job.memory * 2**30 / max(of_box, 1)), 1)
 
 
 @eqx.filter_jit
@@ -319,11 +533,11 @@ def _with_network_values(network, rows, goal, found, inputs, arguments, passes) 
         found,
         value,
         status,
-        inputs,
         np.full(found.shape, passes),
-        jax.tree.map(np.asarray, arguments),
         network,
         rows,
+        inputs,
+        jax.tree.map(np.asarray, arguments),
     )
 
 

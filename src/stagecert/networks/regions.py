@@ -1,9 +1,11 @@
 """Where the inputs may be: boxes, Euclidean balls, or both, one for each problem of a batch."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
@@ -32,9 +34,17 @@ class Regions:
         """How many problems."""
         return int(self.boxes[0][0].shape[0])
 
-    def __getitem__(self, rows: slice) -> "Regions":
-        pick = lambda tree: jax.tree.map(lambda x: x[rows], tree)  # noqa: E731
-        return Regions(pick(self.sets), pick(self.boxes), self.shapes, self.boxed)
+    def __getitem__(self, rows: slice | np.ndarray) -> "Regions":
+        """Some of the problems, on the device."""
+        placed: dict[int, jax.Array] = {}  # sets and boxes share arrays
+
+        def place(x):
+            if id(x) not in placed:
+                placed[id(x)] = jnp.asarray(x[rows])
+            return placed[id(x)]
+
+        sets, boxes = jax.tree.map(place, (self.sets, self.boxes))
+        return Regions(sets, boxes, self.shapes, self.boxed)
 
 
 def regions_of(network: Network, lower, upper, ball) -> Regions:
@@ -53,9 +63,8 @@ def regions_of(network: Network, lower, upper, ball) -> Regions:
                 f"Batches differ: lower has {len(low)} boxes{name}, upper has {len(high)}, the "
                 f"first input has {count}."
             )
-        above = np.argwhere(low > high)
-        if len(above):
-            at = tuple(above[0])
+        if _anywhere(np.greater, low, high):
+            at = tuple(np.argwhere(low > high)[0])
             raise ProblemError(
                 f"A box is empty: lower {low[at]:g} > upper {high[at]:g} at "
                 f"{[int(i) for i in at]}{name}."
@@ -100,6 +109,15 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
     return Regions(sets, pairs, network.input_shapes, False)
 
 
+def _anywhere(test, *arrays: np.ndarray) -> bool:
+    """Whether a test holds for any entry; a few rows at a time, so that results stay in caches."""
+    rows = max(100_000 // max(math.prod(arrays[0].shape[1:]), 1), 1)
+    return any(
+        np.any(test(*(x[begin : begin + rows] for x in arrays)))
+        for begin in range(0, len(arrays[0]), rows)
+    )
+
+
 def _name(network: Network, index: int) -> str:
     if len(network.input_shapes) == 1:
         return ""
@@ -125,8 +143,8 @@ def _per_input(network: Network, given: Any, what: str) -> tuple[np.ndarray, ...
                 f"{what}{name} must have shape (batch, {', '.join(map(str, user))}), but has shape "
                 f"{array.shape}."
             )
-        bad = np.argwhere(~np.isfinite(array))
-        if len(bad):
-            raise ProblemError(f"{what}{name} is not finite at {bad[0].tolist()}.")
+        if _anywhere(lambda x: ~np.isfinite(x), array):
+            at = np.argwhere(~np.isfinite(array))[0].tolist()
+            raise ProblemError(f"{what}{name} is not finite at {at}.")
         out.append(array.reshape(len(array), *graph))
     return tuple(out)

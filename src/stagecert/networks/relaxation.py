@@ -65,6 +65,11 @@ class Layer(eqx.Module):
         settings = dict(self.operation.settings)
         return find(self.operation.kind).image(low, high, self.weights, **settings)
 
+    def unit(self, low, high):
+        """How wide the interval is in which the arguments of each entry of the block are."""
+        width = high - low
+        return jnp.max(width, axis=-1) if isinstance(self.operation, Max) else width
+
     def bent(self, low, high):
         """Which arguments feed an activation that is not linear on its interval."""
         wedge = self.wedge(low, high)

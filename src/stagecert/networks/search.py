@@ -134,9 +134,8 @@ def _lanes(layers, last, relaxed: Relaxed, inputs, rows, dtype) -> Lanes:
 
     stages = []
     for layer, wedge, (low, high) in zip(layers, relaxed.wedges, relaxed.arguments, strict=True):
-        unit = high - low
-        unit = unit if unit.ndim == len(layer.shape) + 1 else jnp.max(unit, axis=-1)
-        stages.append(LayerStage(segment=layer.segment, wedge=repeated(wedge), unit=repeated(unit)))
+        unit = repeated(layer.unit(low, high))
+        stages.append(LayerStage(segment=layer.segment, wedge=repeated(wedge), unit=unit))
     objective = linear_objective(last, flat(rows))
     problem = Problem(repeated(inputs), tuple(stages), objective)
     return Lanes(problem, Point(flat(start.minimiser), flat(start.shares)))
@@ -210,36 +209,38 @@ def _checked(layers, last, relaxed, inputs, rows, points, proposals) -> Check:
 
 # On CPUs, larger arrays than this fall out of the caches, and cost twice as much a number.
 CACHED_NUMBERS = 200_000
+# Elsewhere, larger ones than this do not fit beside all others.
+CHECKED_NUMBERS = 500_000_000
 
 
 def _rows(tree, some: slice):
     return jax.tree.map(lambda x: x[some], tree)
 
 
-def _checked_in_groups(layers, last, relaxed, inputs, rows, kept) -> Check:
-    """`_checked` for a few boxes at a time, with flat axes of lanes; NumPy arrays."""
+def checked_in_groups(layers, last, relaxed, inputs, rows, points, proposals) -> list[Check]:
+    """What float64 says of points and proposals, which have one axis of lanes, box by box.
+
+    A few boxes at a time, in order; the arrays of a Check have axes of boxes and rows.
+    """
     boxes, count = rows.shape[:2]
-    group = boxes
-    if jax.default_backend() == "cpu":
-        neurons = sum(math.prod(layer.shape) for layer in layers)
-        group = min(boxes, max(CACHED_NUMBERS // max(neurons * count, 1), 1))
+    neurons = sum(math.prod(layer.shape) for layer in layers)
+    numbers = CACHED_NUMBERS if jax.default_backend() == "cpu" else CHECKED_NUMBERS
+    group = min(boxes, max(numbers // max(neurons * count, 1), 1))
+    group = -(-boxes // -(-boxes // group))  # groups of one size, as far as possible
     parts = []
     with jax.enable_x64(True):
         for begin in range(0, boxes, group):
             # The last group is filled up with boxes from the one before: one compilation for all.
             first = min(begin, boxes - group)
-            some = (relaxed, inputs, rows), (kept.point, kept.proposal)
+            some = (relaxed, inputs, rows), (points, proposals)
             if group < boxes:  # slicing array by array takes its time
                 some = (
                     _rows(some[0], slice(first, first + group)),
                     _rows(some[1], slice(first * count, (first + group) * count)),
                 )
             checked = _checked(layers, last, *some[0], *some[1])
-            new = begin - first
-            parts.append(jax.tree.map(lambda x, new=new: np.asarray(x)[new:], checked))
-    return jax.tree.map(
-        lambda *xs: np.concatenate(xs).reshape(boxes * count, *xs[0].shape[2:]), *parts
-    )
+            parts.append(checked if begin == first else _rows(checked, slice(begin - first, None)))
+    return parts
 
 
 def search(
@@ -266,7 +267,11 @@ def search(
     straight = all(wedge.straight for wedge in relaxed.wedges)
 
     def certifier(kept) -> Certified:
-        checked = _checked_in_groups(layers, last, relaxed, inputs, rows, kept)
+        groups = checked_in_groups(layers, last, relaxed, inputs, rows, kept.point, kept.proposal)
+        parts = [jax.tree.map(np.asarray, group) for group in groups]
+        checked: Check = jax.tree.map(
+            lambda *xs: np.concatenate(xs).reshape(boxes * count, *xs[0].shape[2:]), *parts
+        )
         if keep is not None:
             keep(kept.proposal)
         crossed = checked.crossing > 0

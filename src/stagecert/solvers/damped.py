@@ -93,8 +93,18 @@ class Damped(AbstractSolver):
             zero = jnp.zeros((), jnp.int32)
             found = Report(point, infinity, nowhere, -infinity, proposal, zero, jnp.array(False))
             corner = point
-        memory = jax.tree.map(_first_memory, data, is_leaf=is_datum)
+        memory = jax.tree.map(first_memory, data, is_leaf=is_datum)
         return DampedState(point, corner, memory, jnp.zeros((), jnp.int32)), found
+
+    def remember(self, x, memory: Memory, count) -> Memory:
+        """What a piece remembers of a step in which its arguments were x, after `count` others."""
+        compared, jump = pieces.compared(x, memory.last)
+        jumps = jnp.where(count > 0, memory.jumps + jump**2, memory.jumps)
+        width = jnp.sqrt((self.base * memory.unit) ** 2 + jumps) / self.rate
+        # A piece that cannot move (all arguments equal) has no width: any weights will do.
+        width = jnp.where(width > 0, width, 1)
+        weights = pieces.smooth_weights(x, width, memory.weights)
+        return Memory(weights, memory.unit, jumps, compared)
 
     def step(self, problem, state: DampedState):
         late = jnp.maximum(state.count - self.whole, 0)
@@ -115,22 +125,16 @@ class Damped(AbstractSolver):
     def _remembering(self, count):
         def treatment_of(slack_share):
             def treat(x, memory: Memory):
-                at = jax.lax.stop_gradient(x)
-                compared, jump = pieces.compared(at, memory.last)
-                jumps = jnp.where(count > 0, memory.jumps + jump**2, memory.jumps)
-                width = jnp.sqrt((self.base * memory.unit) ** 2 + jumps) / self.rate
-                # A piece that cannot move (all arguments equal) has no width: any weights will do.
-                width = jnp.where(width > 0, width, 1)
-                weights = pieces.smooth_weights(at, width, memory.weights)
-                value = pieces.sloped_max(x, weights, slack_share)
-                return value, Memory(weights, memory.unit, jumps, compared)
+                new = self.remember(jax.lax.stop_gradient(x), memory, count)
+                return pieces.sloped_max(x, new.weights, slack_share), new
 
             return treat
 
         return treatment_of
 
 
-def _first_memory(datum) -> Memory:
+def first_memory(datum) -> Memory:
+    """A piece of which only its unit and its first weights are known."""
     unit, weights = datum
     zero = jnp.zeros_like(unit)
     pair = isinstance(weights, pieces.First)
