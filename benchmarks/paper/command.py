@@ -24,6 +24,7 @@ from benchmarks.data import DATA, ROOT
 from benchmarks.paper import plan, records, report, sweep, tables
 from stagecert.errors import ProblemError
 from stagecert.sweeps import Store
+from stagecert.sweeps.engines import check_workers, cores
 
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
 IMAGES = 20
@@ -58,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
         help="the folder with cifar10/test.npz and networks/paper; default: $STAGECERT_DATA",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder for results")
+    parser.add_argument(
+        "--workers", type=int, default=min(2, cores()),
+        help="processes that compute, each in one thread; 1: this process, with threads; "
+        "default %(default)s",
+    )  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="run nothing")
     parser.add_argument("--plan", action="store_true", help="say what would be run, run nothing")
     return parser
@@ -154,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if not 0 < options.images <= images:
                     raise ProblemError(f"--images must lie in 1 .. {images}.")
                 images = options.images
+            check_workers(options.workers)
             planned = works(options, images)
             if options.plan:
                 for work in planned:
@@ -167,11 +174,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         sweep.compute(
                             planned, store, options.data, during,
                             lambda work, new: (after(work, new), computed.append(new)),
+                            options.workers,
                         )  # fmt: skip
                 except sweep.Failed as failed:
                     problems.append(str(failed))
                 session = {
                     "command": _command(arguments),
+                    "workers": options.workers,
                     "computed": sum(computed),
                     "minutes": round((time.perf_counter() - begin) / 60, 1),
                     "processor_minutes": round((_processor_seconds() - spent) / 60, 1),

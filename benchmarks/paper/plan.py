@@ -81,11 +81,11 @@ RUNS = {
     for run in (
         Run("ibp", "ibp"),
         Run("backward", "backward"),
-        Run("paper", "paper", most={"medium": 10}, group="first-order"),
+        Run("paper", "paper", group="first-order"),
         Run(
             "paper-fixed",
             "paper_fixed",
-            most={"small": 6, "medium": 2},
+            most={"small": 5, "medium": 4},
             training="ibp",
             group="first-order",
         ),
@@ -113,7 +113,7 @@ RUNS = {
             most={"tiny": 10, "small": 2, "medium": 1},
             group="peer",
         ),
-        Run("scs", "scs", most=_FEW, group="solver"),
+        Run("scs", "scs", most={**_FEW, "tiny": 1}, group="solver"),
         Run("ecos", "ecos", most=_FEW, group="solver"),
         Run("clarabel", "clarabel", most={**_FEW, "tiny": 1}, group="solver"),
         Run("highs", "highs", most=_FEW, group="solver"),

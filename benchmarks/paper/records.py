@@ -173,6 +173,7 @@ def _joined(rows) -> dict:
         "stop": first["stop"],
         "images": sum(row.data["count"] for row in rows),
         "seconds": sum(row.seconds for row in rows),
+        "preparing": sum(detail["preparing"] for detail in details),
         "compiling": sum(detail["compiling"] for detail in details),
         "about": details[0]["about"],
     }

@@ -18,9 +18,11 @@ LEAD = (
     "the paper's architectures with weights of our own, so bounds differ from the published ones."
 )
 TIMES = (
-    "Times are wall times on warm code: compilation is excluded. All problems of up to 20 images "
-    "are given to a method at once, and the time is divided by their number; CVXPY's solvers take "
-    "one problem at a time. The published times are of other machines and other weights."
+    "Times are wall times on warm code: tracing and compilation are excluded. With several workers "
+    "(see the sessions below), items are computed at the same time by as many processes, each in "
+    "one thread. All problems of up to 20 images are given to a method at once, and the time is "
+    "divided by their number; CVXPY's solvers take one problem at a time. The published times are "
+    "of other machines and other weights."
 )
 
 
@@ -75,12 +77,13 @@ def _how(page: Page, records: Records) -> None:
     page.heading("How this was made")
     if records.made:
         page.facts({k: v for k, v in records.made.items() if k not in ("sessions", "load")})
-        names = ("date", "computed", "minutes", "processor_minutes", "load", "command")
+        names = ("date", "computed", "workers", "minutes", "processor_minutes", "load", "command")
         page.table(
-            ["date", "items", "minutes", "processor minutes", "load at the end", "command"],
+            ["date", "items", "workers", "minutes", "processor minutes", "load at the end",
+             "command"],
             [[session.get(name) for name in names] for session in records.made["sessions"]],
             "Sessions. Minutes include compilation.",
-        )
+        )  # fmt: skip
     rows = []
     for run in plan.RUNS.values():
         images = {

@@ -5,18 +5,24 @@ What is stored of an item is the same in every run, apart from times; those stan
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.paper import plan
 from benchmarks.paper.methods import Outcome, PaperProblems, Stop, Trace, named
 from stagecert import sweeps
+from stagecert.compiling import use_compilation_cache
 from stagecert.errors import ProblemError
-from stagecert.sweeps import Item, Row, Store
+from stagecert.sweeps import Engine, InProcess, Item, Processes, Row, Store
+from stagecert.sweeps.worker import settings
 
 
 class Failed(Exception):
@@ -73,6 +79,7 @@ def compute(
     data: Path,
     progress: Callable[[plan.Work, int, int], None] | None = None,
     finished: Callable[[plan.Work, bool], None] | None = None,
+    workers: int = 1,
 ) -> None:
     """Computes what the store does not have yet.
 
@@ -80,8 +87,11 @@ def compute(
         works: what is planned.
         store: where rows are, and go.
         data: the folder of networks and images.
-        progress: called with an item, how many of its problems are finished, and how many it has.
+        progress: called with an item, how many of its problems are finished, and how many it has;
+            by one worker only.
         finished: called after every item: with it, and whether it was computed just now.
+        workers: items are computed in so many processes, each of one thread; 1 is this process,
+            with all threads that libraries like to have.
 
     Raises:
         Failed: some items ended with an error; the others are stored.
@@ -90,26 +100,107 @@ def compute(
         name: max(w.first + w.count for w in works if w.network == name)
         for name in {w.network for w in works}
     }
-    context = _Context(store, data, most, progress)
-    failures = []
-    # One sweep for each item: a run may need the stored bounds of one before it.
-    for place, item in enumerate(works):
-        had = len(store)
-        try:
-            sweeps.run([Item(place, item.key)], _ItemWork(item, context), store, batch=1)
-        except Failed as failed:
-            failures.append(str(failed))
-        if finished is not None:
-            finished(item, len(store) > had)
-    if failures:
-        raise Failed("\n".join(failures))
+    named_works = {work.key: work for work in works}
+    done = finished or (lambda work, computed: None)
+    for key in store.known(named_works):
+        done(named_works[key], False)
+    engine = _Keeping(InProcess() if workers == 1 else Processes(workers))
+    # Large networks first: no worker shall have a long item when the others have nothing left.
+    ordered = sorted(works, key=lambda work: -plan.NETWORKS.index(work.network))
+    with nullcontext() if workers == 1 else _beside_each_other(store.folder):
+        # Runs that stop at the bounds of others come when those are stored.
+        for some in (
+            [work for work in ordered if work.run.target is None],
+            [work for work in ordered if work.run.target is not None],
+        ):
+            sweeps.run(
+                [Item(place, work.key) for place, work in enumerate(some)],
+                _PaperWork(
+                    {work.key: (work, _target(store, work)) for work in some},
+                    data, most, progress if workers == 1 else None,
+                ),
+                store, batch=1, engine=engine,
+                progress=lambda rows: [done(named_works[row.key], True) for row in rows],
+            )  # fmt: skip
+    for key in engine.failures:
+        done(named_works[key], False)
+    if engine.failures:
+        raise Failed("\n".join(f"{key}: {why}" for key, why in engine.failures.items()))
+
+
+# What JAX's CPU backend, BLAS, PyTorch and Clarabel ask for the number of their threads.
+_THREADS = ("NPROC", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+_CACHE = tuple(name for name in settings() if "cache" in name)
+
+
+@contextmanager
+def _beside_each_other(folder: Path | None) -> Iterator[None]:
+    """Processes that are started meanwhile compute in one thread, and share compiled programs.
+
+    So do later runs. Networks of one architecture need the same programs.
+    """
+    threads = {name: os.environ.get(name) for name in _THREADS}
+    cache = {name: getattr(jax.config, name) for name in _CACHE}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    if folder is not None:
+        use_compilation_cache(folder / "compiled")
+    try:
+        yield
+    finally:
+        for name, value in threads.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        for name, value in cache.items():
+            jax.config.update(name, value)
+
+
+_FAILED = "failed"
+
+
+class _Keeping:
+    """An engine that keeps failures to itself: without a row, an item is tried again next time."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.failures: dict[str, str] = {}
+
+    def results(self, tasks, work, limits):
+        """See `Engine`."""
+        with closing(self.engine.results(tasks, work, limits)) as found:
+            for rows in found:
+                failed = {row.key: row.data[_FAILED] for row in rows if _FAILED in row.data}
+                self.failures |= failed
+                yield [row for row in rows if row.key not in failed]
+
+
+@dataclass(frozen=True)
+class _PaperWork:
+    """Items as a work of `sweeps.run`, by their keys, with the bounds at which they stop."""
+
+    works: Mapping[str, tuple[plan.Work, np.ndarray | None]]
+    data: Path
+    most: Mapping[str, int]
+    progress: Callable[[plan.Work, int, int], None] | None
+
+    def prepare(self):
+        """Methods are compiled as part of their item: nothing yet."""
+        context = _Context(self.data, self.most, self.progress)
+        return lambda items: [_row(*self.works[i.key], i.place, context) for i in items]
+
+    def failed(self, item: Item, why: str) -> Row:
+        """A row that is not stored."""
+        return Row(item.key, item.place, {_FAILED: why})
 
 
 class _Context:
     """What items share: problems of the latest network, and which shapes are compiled."""
 
-    def __init__(self, store: Store, data: Path, most: dict[str, int], progress):
-        self.store, self.data, self.most, self.progress = store, data, most, progress
+    def __init__(self, data: Path, most: Mapping[str, int], progress):
+        self.data, self.most, self.progress = data, most, progress
         self.prepared: set[tuple] = set()
         self.latest: tuple[str, PaperProblems] | None = None
 
@@ -124,23 +215,7 @@ class _Context:
         return self.latest[1]
 
 
-@dataclass(frozen=True)
-class _ItemWork:
-    """One item as a work of `sweeps.run`."""
-
-    item: plan.Work
-    context: _Context
-
-    def prepare(self):
-        """Nothing is prepared here: methods are compiled as part of their item."""
-        return lambda items: [_row(self.item, items[0].place, self.context)]
-
-    def failed(self, item: Item, why: str) -> Row:
-        """No row, so that the item is tried again next time."""
-        raise Failed(f"{self.item.key}: {why}")
-
-
-def _row(item: plan.Work, place: int, context: _Context) -> Row:
+def _row(item: plan.Work, target: np.ndarray | None, place: int, context: _Context) -> Row:
     problems = context.problems(item.network)[item.first : item.first + item.count]
     method = named(item.run.method)
     progress = context.progress
@@ -155,11 +230,15 @@ def _row(item: plan.Work, place: int, context: _Context) -> Row:
         return Row(item.key, place, {**head, "refused": refusal})
     stop = item.run.stop(item.network)
     if item.run.target is not None:
-        stop = replace(stop, target=_bounds_of(context.store, item, problems.shape))
+        if target is None:
+            raise ValueError(f"no bounds of '{item.run.target}', which '{item.run.name}' stops at")
+        stop = replace(stop, target=target)
     shape = (item.network, item.run.name, item.count)
+    begin = time.perf_counter()
     if shape not in context.prepared:
         method.prepare(problems, stop)
         context.prepared.add(shape)
+    preparing = time.perf_counter() - begin
     found = method.run(
         problems,
         stop,
@@ -168,7 +247,7 @@ def _row(item: plan.Work, place: int, context: _Context) -> Row:
     )
     if found.bound.shape != problems.shape:
         raise ValueError(f"bounds of shape {found.bound.shape} for problems {problems.shape}")
-    times = {"compiling": found.compiling, "about": found.about}
+    times = {"preparing": preparing, "compiling": found.compiling, "about": found.about}
     if found.trace is not None:
         times["trace"] = _plain_trace(found.trace)
     data = {
@@ -182,24 +261,22 @@ def _row(item: plan.Work, place: int, context: _Context) -> Row:
     return Row(item.key, place, data, found.seconds, json.dumps(times).encode())
 
 
-def _bounds_of(store: Store, item: plan.Work, shape) -> np.ndarray:
-    """Bounds that another run has found for the same images."""
-    bounds = np.full(shape, np.nan)
-    target = plan.Work(item.network, plan.RUNS[item.run.target or ""], 0, 1)
+def _target(store: Store, item: plan.Work) -> np.ndarray | None:
+    """Bounds that the run at whose bounds this one stops has found for the same images, if all."""
+    if item.run.target is None:
+        return None
+    target = plan.Work(item.network, plan.RUNS[item.run.target], 0, 1)
+    lines = {}
     for row in store.rows():
         known = row.data
         if (
-            (known["network"], known["run"]) != (target.network, target.run.name)
-            or not row.key.endswith(target.mark)
-            or "refused" in known
+            (known["network"], known["run"]) == (target.network, target.run.name)
+            and row.key.endswith(target.mark)
+            and "refused" not in known
         ):
-            continue
-        for k, line in enumerate(known["bound"], start=known["first"] - item.first):
-            if 0 <= k < shape[0]:
-                bounds[k] = array(line)
-    if np.isnan(bounds).any():
-        raise ValueError(f"no bounds of '{item.run.target}', which '{item.run.name}' stops at")
-    return bounds
+            lines |= dict(enumerate(known["bound"], start=known["first"]))
+    wanted = range(item.first, item.first + item.count)
+    return array([lines[k] for k in wanted]) if lines.keys() >= {*wanted} else None
 
 
 def _plain_stop(stop: Stop) -> dict:

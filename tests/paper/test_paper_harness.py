@@ -45,7 +45,7 @@ def data(tmp_path_factory):
 
 def arguments(data, out, *more):
     return [
-        *("--data", str(data), "--out", str(out), "--images", "3"),
+        *("--data", str(data), "--out", str(out), "--images", "3", "--workers", "1"),
         *("--networks", *NETWORKS, "--methods", *METHODS, *more),
     ]
 
@@ -63,7 +63,7 @@ def found(out):
     files = {name: json.loads((out / "data" / f"{name}.json").read_text()) for name in NETWORKS}
     for runs in files.values():
         for entry in runs.values():
-            del entry["seconds"], entry["compiling"]
+            del entry["seconds"], entry["preparing"], entry["compiling"]
     return files
 
 
@@ -151,12 +151,38 @@ def test_one_failure_leaves_the_rest(data, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(sweep.named("backward").__class__, "run", fail)
     few = ["--only", "table1", "--methods", "ibp", "backward"]
-    assert command.main([*arguments(data, tmp_path)[:6], "--networks", NETWORKS[0], *few]) == 1
+    assert command.main([*arguments(data, tmp_path)[:8], "--networks", NETWORKS[0], *few]) == 1
     assert "tiny_relu_adv/backward/0+3" in capsys.readouterr().err
     assert set(records.read(tmp_path).of) == {(NETWORKS[0], "ibp")}
     monkeypatch.undo()
-    assert command.main([*arguments(data, tmp_path)[:6], "--networks", NETWORKS[0], *few]) == 0
+    assert command.main([*arguments(data, tmp_path)[:8], "--networks", NETWORKS[0], *few]) == 0
     assert (NETWORKS[0], "backward") in records.read(tmp_path).of
+
+
+def test_two_workers_find_the_same(data, out, tmp_path):
+    """Also what stops at the bounds of another run, whose item fails if there are none."""
+    options = [*arguments(data, tmp_path)[:6], "--workers", "2", "--networks", *NETWORKS]
+    runs = [*METHODS, "paper", "deepverify"]
+    assert command.main([*options, "--only", "table1", "ibp-table1", "--methods", *runs]) == 0
+    theirs = found(tmp_path)
+    for network, entries in found(out).items():
+        for run, entry in entries.items():
+            assert theirs[network][run] == entry
+        bounds = {run: np.array(theirs[network][run]["bound"]) for run in ("paper", "deepverify")}
+        early = np.array(theirs[network]["deepverify"]["early"]) == 1
+        assert (bounds["deepverify"] >= bounds["paper"] - 1e-5)[early].all()
+    (session,) = json.loads((tmp_path / "data" / "made.json").read_text())["sessions"]
+    assert session["workers"] == 2
+
+
+def test_what_stops_at_bounds_that_are_missing_fails(data, tmp_path):
+    work = plan.Work(NETWORKS[0], plan.RUNS["deepverify"], 0, 1)
+    finished = []
+    with Store(None, {}) as store:
+        with pytest.raises(sweep.Failed, match="no bounds of 'paper'"):
+            sweep.compute([work], store, data, finished=lambda *said: finished.append(said))
+        assert len(store) == 0
+    assert finished == [(work, False)]
 
 
 def test_other_data_are_refused(data, out, tmp_path, capsys):
@@ -324,7 +350,7 @@ def test_means_of_fewer_images_stand_beside_ours_on_the_same():
 
 
 def test_a_run_stops_at_the_stored_bounds_of_another():
-    """Also if the other's items were cut elsewhere; missing bounds are an error."""
+    """Also if the other's items were cut elsewhere."""
     deep = plan.RUNS["deepverify"]
     bounds = np.arange(50.0).reshape(25, 2)
     with Store(None, {}) as store:
@@ -339,9 +365,8 @@ def test_a_run_stops_at_the_stored_bounds_of_another():
                 [Row(f"{key}x", place, stale), Row(f"i{first}", place, {**stale, "run": "ibp"})]
             )
         item = plan.Work("tiny_relu_adv", deep, 18, 4)
-        np.testing.assert_array_equal(sweep._bounds_of(store, item, (4, 2)), bounds[18:22])
-        with pytest.raises(ValueError, match="no bounds of 'paper'"):
-            sweep._bounds_of(store, plan.Work("tiny_relu_adv", deep, 23, 4), (4, 2))
+        np.testing.assert_array_equal(sweep._target(store, item), bounds[18:22])
+        assert sweep._target(store, plan.Work("tiny_relu_adv", deep, 23, 4)) is None
 
 
 def test_traces_are_distances_from_the_best_value():

@@ -195,13 +195,21 @@ def test_the_line_search_is_the_papers():
     assert (stop.rtol, stop.atol) == (1e-2, 0)
 
 
+def stepped(solver, problem, state):
+    """A step after its line search."""
+    trial = solver.first_trial(problem, state)
+    while trial.open:
+        trial = solver.next_trial(problem, trial)
+    return solver.step(problem, state, trial)
+
+
 def test_fista_steps():
     # psi is 1/2 |s|^2 here: a step of size h passes its test if h <= 1.
     problem = sc.Problem(sc.Box(-8 * np.ones(2), 8.0), (), lambda s, z: 0.5 * s @ s)
     solver, start = Fista(), jnp.array([4.0, -2.0])
     state, _ = solver.init(problem, Point(start, ()))
     assert float(state.size) == 100
-    state, report = solver.step(problem, state)
+    state, report = stepped(solver, problem, state)
     trials = int(np.ceil(np.log(100) / np.log(1 / 0.8)))
     size = 100 * 0.8**trials
     assert float(state.size) == pytest.approx(size)
@@ -211,7 +219,7 @@ def test_fista_steps():
     assert state.ahead.inputs == pytest.approx(first)
     t_2 = (1 + np.sqrt(5)) / 2
     assert float(state.t) == pytest.approx(t_2)
-    state, report = solver.step(problem, state)
+    state, report = stepped(solver, problem, state)
     assert float(state.size) == pytest.approx(1.5 * size)
     second = (1 - size) * first
     assert report.point.inputs == pytest.approx(second)
@@ -223,7 +231,7 @@ def test_the_least_step_is_taken_all_the_same():
     # The steepest slope is 1e6: no step above 1e-6 passes, and none below 1e-5 is tried.
     problem = sc.Problem(sc.Box(-1.0, 1.0), (), lambda s, z: 0.5e6 * s**2)
     state, _ = Fista().init(problem, Point(jnp.array(1e-3), ()))
-    state, report = Fista().step(problem, state)
+    state, report = stepped(Fista(), problem, state)
     assert float(state.size) == pytest.approx(1e-5)
     assert float(report.point.inputs) == pytest.approx(1e-3 - 1e-5 * 1e6 * 1e-3)
 

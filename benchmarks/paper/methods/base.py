@@ -4,8 +4,8 @@ Bounds are lower bounds on margins (true logit minus another). All methods work 
 relaxation: intervals of the activations' arguments by interval arithmetic, the convex hull of each
 activation on its interval. So their bounds have one common limit, the optimum of the relaxation.
 
-Times are wall times on warm code: `prepare` compiles, and what XLA compiles during `run` all the
-same is measured and taken off.
+Times are wall times on warm code: `prepare` compiles most of it, and the time in which JAX traces
+and XLA compiles during `run` all the same is measured and taken off.
 """
 
 import abc
@@ -160,7 +160,7 @@ class Method(abc.ABC):
         return None
 
     def prepare(self, problems: PaperProblems, stop: Stop | None = None) -> None:
-        """Compiles what `run` needs on problems of these shapes."""
+        """Compiles what `run` needs on problems of these shapes, or most of it."""
         self.run(problems, stop)
 
     @abc.abstractmethod
@@ -175,14 +175,35 @@ class Method(abc.ABC):
         """Bounds all problems; `progress` is called with (problems finished, all)."""
 
 
-_compiled_seconds = [0.0]
-# Tracing is not among these: traces stand inside of each other, and would be counted twice.
-_COMPILING = ("backend_compile_duration", "jaxpr_to_mlir_module_duration")
+_COMPILING = (
+    "jaxpr_trace_duration",
+    "jaxpr_to_mlir_module_duration",
+    "backend_compile_duration",
+)
+
+
+class Compilations:
+    """Sums up times of which some stand inside of others: a trace contains those of its parts."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._spans: list[tuple[float, float]] = []  # (begin, length), apart and in order
+
+    def note(self, end: float, length: float) -> None:
+        """Counts what ended just now; what it contains ended before, and was counted then."""
+        begin = end - length
+        while self._spans and self._spans[-1][0] >= begin:
+            self.seconds -= self._spans.pop()[1]
+        self._spans.append((begin, length))
+        self.seconds += length
+
+
+_compilations = Compilations()
 
 
 def _note_compilation(event: str, seconds: float, **_) -> None:
     if event.removeprefix("/jax/core/compile/") in _COMPILING:
-        _compiled_seconds[0] += seconds
+        _compilations.note(time.perf_counter(), seconds)
 
 
 jax.monitoring.register_event_duration_secs_listener(_note_compilation)
@@ -192,17 +213,29 @@ class Stopwatch:
     """Wall time without compilation."""
 
     def __init__(self):
-        self.begin, self.compiled = time.perf_counter(), _compiled_seconds[0]
+        self.begin, self.compiled = time.perf_counter(), _compilations.seconds
 
     @property
     def compiling(self) -> float:
         """Seconds of compilation since the start."""
-        return _compiled_seconds[0] - self.compiled
+        return _compilations.seconds - self.compiled
 
     @property
     def seconds(self) -> float:
         """Seconds since the start, without compilation."""
         return time.perf_counter() - self.begin - self.compiling
+
+
+def even(count: int, most: int) -> int:
+    """How many of `count` things are taken at a time, at most `most`.
+
+    Of one size if that is not much less than `most`: every size is compiled.
+
+    >>> even(20, 8), even(3, 8), even(13, 8)
+    (5, 3, 8)
+    """
+    most = min(count, most)
+    return next((k for k in range(most, most // 2, -1) if count % k == 0), most)
 
 
 def chunks(problems: PaperProblems, at_once: int) -> Iterator[slice]:

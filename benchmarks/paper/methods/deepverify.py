@@ -103,7 +103,7 @@ class DualAscent(Search):
         state = _State(at, gradient, nothing, nothing, jnp.zeros((), jnp.int32))
         return state, self._found(lane, bound, at)
 
-    def step(self, shared, lane, state: _State):
+    def step(self, shared, lane, state: _State, trial):
         move, mean, square = self.adam.update(state.count, state.gradient, state.mean, state.square)
         at = jax.tree.map(jnp.add, state.at, move)
         bound, gradient = self._dual(shared, lane, at)

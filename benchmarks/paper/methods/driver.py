@@ -2,13 +2,13 @@
 
 A `Search` is the method itself: pure functions of one lane. `LaneMethod` maps them over lanes,
 keeps the best bound and value of each, takes finished lanes out when few are left, and evaluates
-what was found anew in float64. Steps are not put in a compiled loop: XLA's convolutions are up to
-eight times slower there on CPUs.
+what was found anew in float64. Neither steps nor the trials of a line search are put in a compiled
+loop: XLA's convolutions are up to eight times slower there on CPUs.
 """
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -55,22 +55,38 @@ class Found(eqx.Module):
     distances: Distances | None = None
 
 
+class Trial(eqx.Module):
+    """What a line search has tried; `open` says whether it has to try again."""
+
+    open: eqx.AbstractVar[Any]
+
+
 class Search(eqx.Module):
     """A first-order method on one lane.
 
     Attributes:
         look_every: `look` is called after every so many steps; 0: never.
+        tries: whether steps have a line search, that is `first_trial` and `next_trial`.
     """
 
     look_every: eqx.AbstractVar[int]
+    tries: ClassVar[bool] = False
 
     @abc.abstractmethod
     def start(self, shared: Shared, lane: Lane) -> tuple[Any, Found]:
         """The state before the first step, and what is known there."""
 
+    def first_trial(self, shared: Shared, lane: Lane, state) -> Trial:
+        """The begin of a line search."""
+        raise NotImplementedError
+
+    def next_trial(self, shared: Shared, lane: Lane, trial) -> Trial:
+        """Its next trial, after one that is open."""
+        raise NotImplementedError
+
     @abc.abstractmethod
-    def step(self, shared: Shared, lane: Lane, state) -> tuple[Any, Found]:
-        """One iteration."""
+    def step(self, shared: Shared, lane: Lane, state, trial) -> tuple[Any, Found]:
+        """One iteration; `trial` is the last one of its line search, None without."""
 
     def look(self, shared: Shared, lane: Lane, state) -> Found:
         """What costs too much to be asked after every step."""
@@ -111,12 +127,25 @@ def _start(search: Search, shared: Shared, lanes: Lane):
 
 
 @eqx.filter_jit
-def _step(search: Search, shared: Shared, lanes: Lane, state, best: _Best):
-    def one(lane, state, best):
-        state, found = search.step(shared, lane, state)
+def _first_trial(search: Search, shared: Shared, lanes: Lane, state):
+    return jax.vmap(lambda lane, state: search.first_trial(shared, lane, state))(lanes, state)
+
+
+@eqx.filter_jit
+def _next_trial(search: Search, shared: Shared, lanes: Lane, trial):
+    def one(lane, trial):
+        return select(trial.open, search.next_trial(shared, lane, trial), trial)
+
+    return jax.vmap(one)(lanes, trial)
+
+
+@eqx.filter_jit
+def _step(search: Search, shared: Shared, lanes: Lane, state, trial, best: _Best):
+    def one(lane, state, trial, best):
+        state, found = search.step(shared, lane, state, trial)
         return state, _absorbed(best, found), found.distances
 
-    return jax.vmap(one)(lanes, state, best)
+    return jax.vmap(one)(lanes, state, trial, best)
 
 
 @eqx.filter_jit
@@ -137,6 +166,35 @@ def _certified(search: Search, shared: Shared, lanes: Lane, best: _Best):
 @eqx.filter_jit
 def _rows(tree, rows):
     return jax.tree.map(lambda x: x[rows], tree)
+
+
+@eqx.filter_jit
+def _with_rows(tree, rows, new):
+    return jax.tree.map(lambda x, y: x.at[rows].set(y), tree, new)
+
+
+def _filled(rows: np.ndarray, size: int) -> np.ndarray:
+    """The numbers of rows filled up to a size: the first is repeated, and finds the same again."""
+    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
+
+
+def _searched(search: Search, shared: Shared, lanes: Lane, state) -> Any:
+    """The last trial of every lane's line search; None for methods that have none.
+
+    One lane may need many more trials than others, so only those that do go on.
+    """
+    if not search.tries:
+        return None
+    trial = _first_trial(search, shared, lanes, state)
+    while len(again := np.flatnonzero(np.asarray(trial.open))):
+        size, count = _fitting(lanes.row.shape[0], len(again)), len(again)
+        rows = _filled(again, size)
+        some, tried = _rows((lanes, trial), rows)
+        while count and _fitting(size, count) == size:
+            tried = _next_trial(search, shared, some, tried)
+            count = np.count_nonzero(np.asarray(tried.open)[: len(again)])
+        trial = _with_rows(trial, rows, tried)
+    return trial
 
 
 class LaneMethod(Method):
@@ -168,20 +226,6 @@ class LaneMethod(Method):
             for size in {min(at_once, len(problems.rows)), len(problems.rows) % at_once} - {0}:
                 few = problems[:size]
                 self._chunk(shared, few, stop[:size], False, Stopwatch())
-                self._compile_smaller(shared, few)
-
-    def _compile_smaller(self, shared: Shared, problems: PaperProblems) -> None:
-        """The sizes that finished lanes leave behind."""
-        lanes = lanes_of(shared, problems)
-        search, shared, lanes = self._in_precision(shared, lanes, False)
-        size = lanes.row.shape[0]
-        with self._precision():
-            while (size := _smaller(size)) > 0:
-                some = _rows(lanes, jnp.arange(size))
-                state, best, _ = _start(search, shared, some)
-                state, best, _ = _step(search, shared, some, state, best)
-                if search.look_every:
-                    _look(search, shared, some, state, best)
 
     def run(self, problems, stop=None, *, trace=False, progress=None) -> Outcome:
         stop = stop or Stop()
@@ -230,6 +274,13 @@ def _smaller(size: int) -> int:
     return -(-size // SHRINK) if size >= WORTH_PACKING else 0
 
 
+def _fitting(size: int, count: int) -> int:
+    """The least size of a batch that shrinks from `size` and still has room for `count` rows."""
+    while (smaller := _smaller(size)) >= max(count, 1):
+        size = smaller
+    return size
+
+
 class _Run:
     """One batch of lanes, from the start until all have stopped."""
 
@@ -258,8 +309,9 @@ class _Run:
         while self.alive.any() and step < limit and not self._out_of_time():
             self._pack()
             step += 1
+            trial = _searched(self.search, self.shared, self.rows, self.state)
             self.state, self.current, found = _step(
-                self.search, self.shared, self.rows, self.state, self.current
+                self.search, self.shared, self.rows, self.state, trial, self.current
             )
             every = self.search.look_every
             if every and (step % every == 0 or step == limit):
@@ -314,10 +366,8 @@ class _Run:
         size = _smaller(len(self.place))
         if not size or len(running) > size:
             return
-        # Rows that only fill up the batch repeat one that runs; what they find is the same.
-        rows = np.concatenate([running, np.repeat(running[:1], size - len(running))])
-        some = jnp.asarray(rows)
-        self.rows, self.state, self.current = _rows((self.rows, self.state, self.current), some)
+        rows = _filled(running, size)
+        self.rows, self.state, self.current = _rows((self.rows, self.state, self.current), rows)
         self.place = self.place[rows]
 
     def trace(self, has_values: bool) -> Trace | None:

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from benchmarks.paper.methods.driver import Found, LaneMethod, Search
+from benchmarks.paper.methods.driver import Found, LaneMethod, Search, Trial
 from benchmarks.paper.methods.relaxed import Lane, Shared, distances, problem_of
 from stagecert import tree
 from stagecert.certificate import Evaluation, certify, evaluate, passes_of_evaluate
@@ -20,14 +20,47 @@ from stagecert.degeneracy import FixStatus, any_entry, degenerate_for, fix_degen
 from stagecert.networks.relaxation import Segment, linear_objective
 from stagecert.networks.search import default_solvers
 from stagecert.problem import Problem
-from stagecert.reformulation import Point, forward, full_point, psi_0_and_gradient
+from stagecert.reformulation import (
+    Point,
+    forward,
+    forward_pass,
+    full_point,
+    psi_0_and_gradient,
+)
 from stagecert.sets import Box
 from stagecert.solvers import AbstractSolver, Backtracking
-from stagecert.solvers.base import paper_report, project
-from stagecert.solvers.gradient import grown, projected_step
+from stagecert.solvers.base import Report, paper_report, project
 
 
-class Fista(AbstractSolver):
+class LineSearch(Trial):
+    """Projected gradients from one point with ever smaller steps.
+
+    Attributes:
+        start, value, gradient: the point, psi_0 and its gradient there.
+        point: where the latest trial went.
+        size, trials: its step size, and its number.
+    """
+
+    open: Any
+    start: Point
+    value: Any
+    gradient: Point
+    point: Point
+    size: Any
+    trials: Any
+
+
+class _Momentum(eqx.Module):
+    """x_k, y_(k+1), t_(k+1), the step size, and Fix-Degeneracy's threshold."""
+
+    point: Point
+    ahead: Point
+    t: Any
+    size: Any
+    q: Any
+
+
+class Fista(eqx.Module):
     """FISTA with backtracking, without safeguards; with Fix-Degeneracy if asked.
 
     A line search that comes down to the least step size takes that step. With `fix`, fractions are
@@ -40,23 +73,40 @@ class Fista(AbstractSolver):
         q: its first threshold; ten times larger after every failure.
     """
 
-    name: ClassVar[str] = "fista"
     search: Backtracking = Backtracking()
     fix: bool = eqx.field(static=True, default=False)
     q: float = 1.0
-    patience: int = 10**6
-    progress: float = 1.0
 
-    def init(self, problem, point):
+    def init(self, problem, point) -> tuple[_Momentum, Report]:
+        """The state at a point, and what is known there."""
         evaluation = evaluate(problem, point)
         one = jnp.ones_like(evaluation.value)
         state = _Momentum(point, point, one, one * self.search.first, one * self.q)
         found = paper_report(problem, evaluation, passes_of_evaluate(), False, True)
         return state, found
 
-    def step(self, problem, state: "_Momentum"):
+    def first_trial(self, problem, state: _Momentum) -> LineSearch:
+        """The begin of a step's line search, with the step size of the last one."""
         done, gradient = psi_0_and_gradient(problem, state.ahead)
-        taken = projected_step(problem, self.search, state.ahead, done.value, gradient, state.size)
+        return self._tried(problem, state.ahead, done.value, gradient, state.size, 1)
+
+    def next_trial(self, problem, last: LineSearch) -> LineSearch:
+        """The same with a smaller step."""
+        size = jnp.maximum(last.size * self.search.shrink, self.search.floor)
+        return self._tried(problem, last.start, last.value, last.gradient, size, last.trials + 1)
+
+    def _tried(self, problem, start, value, gradient, size, trials) -> LineSearch:
+        """Is psi_0 below its quadratic model there?"""
+        point = project(problem, tree.move(start, gradient, -size))
+        d = tree.subtract(point, start)
+        model = value + tree.dot(gradient, d) + tree.dot(d, d) / (2 * size)
+        rounding = 10 * jnp.finfo(value.dtype).eps * jnp.abs(value)
+        found = forward_pass(problem, point).value <= model + rounding
+        again = ~found & (size > self.search.floor)
+        return LineSearch(again, start, value, gradient, point, size, jnp.asarray(trials))
+
+    def step(self, problem, state: _Momentum, taken: LineSearch) -> tuple[_Momentum, Report]:
+        """Takes the step that a line search found."""
         t = (1 + jnp.sqrt(1 + 4 * state.t**2)) / 2
         at, q = evaluate(problem, taken.point), state.q
         if self.fix:
@@ -65,19 +115,11 @@ class Fista(AbstractSolver):
             lambda new, x, old: jnp.where(new == x, x - old, 0), at.point, taken.point, state.point
         )
         ahead = project(problem, tree.move(at.point, momentum, (state.t - 1) / t))
+        size = jnp.where(taken.trials == 1, taken.size * self.search.grow, taken.size)
         passes = 2 + taken.trials + passes_of_evaluate()
-        found = paper_report(problem, at, passes, False, True)
-        return _Momentum(at.point, ahead, t, grown(self.search, taken), q), found
-
-
-class _Momentum(eqx.Module):
-    """x_k, y_(k+1), t_(k+1), the step size, and Fix-Degeneracy's threshold."""
-
-    point: Point
-    ahead: Point
-    t: Any
-    size: Any
-    q: Any
+        return _Momentum(at.point, ahead, t, size, q), paper_report(
+            problem, at, passes, False, True
+        )
 
 
 def _corrected(problem, at: Evaluation, q) -> tuple[Evaluation, Any]:
@@ -92,7 +134,7 @@ def _corrected(problem, at: Evaluation, q) -> tuple[Evaluation, Any]:
 class Steps(Search):
     """A solver of the core on lanes."""
 
-    solver: AbstractSolver
+    solver: AbstractSolver | Fista
     measured: bool = eqx.field(static=True)
     look_every: int = eqx.field(static=True, default=0)
 
@@ -109,9 +151,12 @@ class Steps(Search):
         state, report = self.solver.init(problem, full_point(problem, None, lane.row.dtype))
         return state, self._found(shared, lane, report)
 
-    def step(self, shared, lane, state):
-        state, report = self.solver.step(self.problem(shared, lane), state)
+    def step(self, shared, lane, state, trial):
+        state, report = self._stepped(self.problem(shared, lane), state, trial)
         return state, self._found(shared, lane, report)
+
+    def _stepped(self, problem, state, trial):
+        return self.solver.step(problem, state)
 
     def _found(self, shared: Shared, lane: Lane, report) -> Found:
         report = eqx.tree_at(
@@ -132,12 +177,24 @@ class Steps(Search):
         return certify(problem_of(shared, lane), proof)[1]
 
 
-class FractionSteps(Steps):
-    """The same with inputs as fractions of their box.
+class FistaSteps(Steps):
+    """FISTA on lanes, its line search trial by trial, with inputs as fractions of their box.
 
     The step size is one for inputs and fractions, so it matters in which unit inputs are measured:
     in that of pixels, 8/255 is a short way, and steps that suit them are too short for fractions.
     """
+
+    solver: Fista
+    tries: ClassVar[bool] = True
+
+    def first_trial(self, shared, lane, state):
+        return self.solver.first_trial(self.problem(shared, lane), state)
+
+    def next_trial(self, shared, lane, trial):
+        return self.solver.next_trial(self.problem(shared, lane), trial)
+
+    def _stepped(self, problem, state, trial):
+        return self.solver.step(problem, state, trial)
 
     def problem(self, shared, lane):
         low, width = _box(lane)
@@ -197,7 +254,7 @@ class PaperMethod(LaneMethod):
         return None
 
     def search(self, shared, trace):
-        return FractionSteps(self.solver, trace)
+        return FistaSteps(self.solver, trace)
 
 
 class PaperMethodFixed(PaperMethod):

@@ -1,5 +1,6 @@
 """Methods of the library: intervals, one pass back, the default search."""
 
+import dataclasses
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -58,6 +59,10 @@ class Ours(_Bound):
     label = "stagecert"
     method = "nonconvex"
     limit = 500
+
+    def prepare(self, problems, stop=None):
+        # Later phases of the search, on the problems that are left then, compile when they come.
+        self.run(problems, dataclasses.replace(stop or Stop(), iterations=2))
 
     def _bound(self, problems, stop, progress):
         return networks.bound(

@@ -190,7 +190,7 @@ class PrimalDual(Search):
         point = Point(state.primal.inputs, tuple(jnp.zeros_like(z) for z in state.primal.blocks))
         return Found(bound, state.multipliers, value, point)
 
-    def step(self, shared, lane, state: _State):
+    def step(self, shared, lane, state: _State, trial):
         old, m, steps = state.primal, state.multipliers, state.steps
         of_inputs, of_blocks = pulled_back(shared, lane, m)
         bound = dual_value(shared, lane, m, of_inputs, of_blocks)

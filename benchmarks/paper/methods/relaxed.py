@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from benchmarks.paper.methods.base import BINS, PaperProblems
+from benchmarks.paper.methods.base import BINS, PaperProblems, even
 from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.intermediate import Intermediate, enclose
 from stagecert.networks.operations import Activation, Linear
@@ -83,8 +83,8 @@ def _shared(parts: Split, shapes) -> Shared:
 
 def images_at_once(shared: Shared, problems: PaperProblems) -> int:
     """How many images are worked on together."""
-    shapes = problems.network.input_shapes
-    return boxes_at_once(shared.parts, shapes, problems.shape[1], 1.0)
+    images, rows = problems.shape
+    return even(images, boxes_at_once(shared.parts, problems.network.input_shapes, rows, 1.0))
 
 
 def lanes_of(shared: Shared, problems: PaperProblems) -> Lane:
