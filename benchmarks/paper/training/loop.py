@@ -156,6 +156,16 @@ class Trainer:
 
         self._update = update
 
+    def begin(self, parameters) -> None:
+        """Starts from given weights, [(weight, bias), ...], instead of random ones."""
+        given = [tuple(np.asarray(x, np.float32) for x in pair) for pair in parameters]
+        shapes = [[x.shape for x in pair] for pair in given]
+        if shapes != [[x.shape for x in pair] for pair in self.parameters]:
+            raise ValueError(f"the weights are not of these layers: they have shapes {shapes}")
+        self.parameters = jax.tree.map(jax.numpy.asarray, given)
+        self.state = self.optimiser.init(self.parameters)
+        self.step = 0
+
     def run(
         self,
         checkpoint: Path | None = None,
@@ -215,15 +225,18 @@ class Trainer:
             )
         self.step = about["step"]
 
-    def measure(self, data: Images, batch: int = 500, attack_steps: int = 20) -> dict[str, float]:
-        """Shares of images: right, right under attack, right by intervals at eps."""
+    def measure(
+        self, data: Images, batch: int = 500, attack_steps: int = 20, eps: float | None = None
+    ) -> dict[str, float]:
+        """Shares of images: right, right under attack, right by intervals; at `eps`, or its own."""
         settings = self.settings
+        radius = np.float32(settings.eps if eps is None else eps)
 
         @jax.jit
         def count(parameters, images, labels, key):
             return losses.accuracies(
                 self.layers, settings.activation, parameters, images, labels,
-                np.float32(settings.eps), attack_steps, key,
+                radius, attack_steps, key,
             )  # fmt: skip
 
         totals: dict[str, int] = {}
