@@ -32,8 +32,8 @@ class Run:
         training: "adv" or "ibp", if it runs on such networks only.
         target: the run whose bounds end this one as soon as they are reached.
         kind: "method" for the tables, "trace" for the figures.
-        group: "first-order", "solver", "peer" (a tool from outside, in single precision: its values
-            are not taken for feasible ones) or "other".
+        group: "first-order", "solver", "peer" (a tool from outside: its values are not taken for
+            feasible ones) or "other".
     """
 
     name: str
@@ -119,7 +119,12 @@ RUNS = {
         Run("highs", "highs", most=_FEW, group="solver"),
         _trace("trace-paper", "paper", most=dict.fromkeys(SIZES, 2)),
         _trace("trace-deepverify", "deepverify", most=dict.fromkeys(SIZES, 2)),
-        _trace("trace-ours", "ours_traced", most=dict.fromkeys(SIZES, 2)),
+        _trace(
+            "trace-ours",
+            "ours_traced",
+            most=dict.fromkeys(SIZES, 2),
+            limits=dict.fromkeys(SIZES, 200),
+        ),
     )
 }
 TRACED = ("medium_softplus_adv", "medium_softplus_ibp")  # the paper's figures

@@ -235,7 +235,8 @@ def _row(item: plan.Work, target: np.ndarray | None, place: int, context: _Conte
         stop = replace(stop, target=target)
     shape = (item.network, item.run.name, item.count)
     begin = time.perf_counter()
-    if shape not in context.prepared:
+    # What a trace needs besides, distances and times, compiles when it comes.
+    if shape not in context.prepared and item.run.kind != "trace":
         method.prepare(problems, stop)
         context.prepared.add(shape)
     preparing = time.perf_counter() - begin

@@ -4,15 +4,18 @@ import functools
 import json
 import stat
 import sys
+import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import cvxpy as cp
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import stagecert as sc
-from benchmarks.paper.methods import METHODS, PaperProblems, Stop, named
+from benchmarks.paper.methods import METHODS, PaperProblems, Stop, base, driver, named, relaxed
 from benchmarks.paper.methods.deepverify import Adam
 from benchmarks.paper.methods.nonconvex import Fista
 from benchmarks.paper.methods.pdhg import onto_hull
@@ -236,6 +239,76 @@ def test_the_least_step_is_taken_all_the_same():
     assert float(report.point.inputs) == pytest.approx(1e-3 - 1e-5 * 1e6 * 1e-3)
 
 
+class Halving(driver.Search):
+    """Tries whole numbers from the state on downwards, until one is at most the lane's row."""
+
+    look_every: int = 0
+    tries: ClassVar[bool] = True
+
+    def start(self, shared, lane):
+        raise NotImplementedError
+
+    def step(self, shared, lane, state, trial):
+        raise NotImplementedError
+
+    def bound_of(self, shared, lane, proof):
+        raise NotImplementedError
+
+    def first_trial(self, shared, lane, state):
+        return Halved(state > lane.row, state, jnp.ones((), int))
+
+    def next_trial(self, shared, lane, trial):
+        at = trial.at // 2
+        return Halved(at > lane.row, at, trial.count + 1)
+
+
+class Halved(driver.Trial):
+    open: Any
+    at: Any
+    count: Any
+
+
+@pytest.mark.parametrize("lanes", [1, 20, 200])
+def test_line_searches_end_lane_by_lane(lanes):
+    """Also if only some go on: each ends where it would by itself, after as many trials."""
+    random = np.random.default_rng(lanes)
+    goals = random.choice([1, 2, 4, 60, 900, 1000], lanes, p=[0.02, 0.03, 0.05, 0.1, 0.2, 0.6])
+    rows = relaxed.Lane(None, (), (), (), jnp.asarray(goals))  # type: ignore
+    state = jnp.full(lanes, 1000)
+    trial = driver._searched(Halving(), None, rows, state)  # type: ignore
+    expected = []
+    for goal in goals:
+        at, count = 1000, 1
+        while at > goal:
+            at, count = at // 2, count + 1
+        expected.append((at, count))
+    assert not np.asarray(trial.open).any()
+    assert list(zip(trial.at.tolist(), trial.count.tolist(), strict=True)) == expected
+
+
+def test_compilations_inside_of_others_count_once():
+    told = base.Compilations()
+    for begin, end in ((1, 2), (3, 4), (0, 5), (6, 7), (8, 9), (7.5, 10)):
+        told.note(end, end - begin)
+    assert told.seconds == pytest.approx(5 + 1 + 2.5)
+
+
+def test_compilation_is_not_in_the_times():
+    """A program is traced and compiled while the watch runs: all but running it is taken off."""
+    watch = base.Stopwatch()
+    begin = time.perf_counter()
+
+    def slow(x):
+        time.sleep(0.5)  # in tracing
+        return jax.jit(lambda y: jnp.sin(y) + 1)(x)
+
+    jax.jit(slow)(jnp.ones(3)).block_until_ready()
+    elapsed = time.perf_counter() - begin
+    assert watch.compiling >= 0.5
+    assert watch.seconds + watch.compiling >= elapsed
+    assert watch.seconds <= elapsed - 0.5
+
+
 @pytest.mark.parametrize("name", ["paper", "paper_fixed"])
 def test_the_papers_variables_are_fractions(name):
     # So the unit in which inputs are measured changes nothing.
@@ -393,6 +466,7 @@ def test_peers_are_asked_for_the_same_problems(tmp_path):
         "--images 1",
         "--eps 8/255",
         "--steps 7",
+        "--precision float64",
     ):
         assert words in asked
     assert outcome.bound.tolist() == [[1.0, 2.0]]

@@ -1,6 +1,7 @@
 """Bounds by jax_verify's non-convex reformulation on interval bounds of the hidden layers."""
 
 import importlib.metadata
+import types
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ import jax_verify  # noqa: E402
 from jax_verify.src import bound_propagation as propagation  # noqa: E402
 from jax_verify.src import optimizers as plain_optimizers  # noqa: E402
 from jax_verify.src import synthetic_primitives as synthetic  # noqa: E402
-from jax_verify.src.nonconvex import optimizers  # noqa: E402
+from jax_verify.src.nonconvex import nonconvex, optimizers  # noqa: E402
 
 # Plain operations: jax_verify finds them in a traced network and computes with `jax.nn`'s
 # functions in their place. On recent JAX it does not find `jax.nn`'s own, which have custom
@@ -57,13 +58,20 @@ ACTIVATIONS = {
 }
 
 
-def _simplifier(network):
+def _use_double_precision():
+    """Lets jax_verify compute in float64; its module for the reformulation asks for float32."""
+    jax.config.update("jax_enable_x64", True)
+    names = {name: getattr(jnp, name) for name in dir(jnp)}
+    nonconvex.jnp = types.SimpleNamespace(**names | {"float32": jnp.float64})
+
+
+def _simplifier(network, dtype):
     """jax_verify's default simplifier without what these networks do not need.
 
     The rest of its list (softmax, clipping, elementwise extrema) does not run on recent JAX.
     """
     function, primitive = ACTIVATIONS[network.activation]
-    specs = [synthetic.SyntheticPrimitiveSpec(function, None, primitive, ([], jnp.float32))]
+    specs = [synthetic.SyntheticPrimitiveSpec(function, None, primitive, ([], dtype))]
     return synthetic.simplifier_composition(
         lambda graph, _: synthetic.detect(specs, graph),
         synthetic.hoist_constant_computations,
@@ -127,7 +135,10 @@ def solver(network, simplifier, gap, together):
 
 def hidden_intervals(network, simplifier, parameters, problems):
     """jax_verify's own interval bounds of what enters the activations."""
-    box = jax_verify.IntervalBound(jnp.asarray(problems.lower), jnp.asarray(problems.upper))
+    dtype = parameters[0][0].dtype
+    box = jax_verify.IntervalBound(
+        jnp.asarray(problems.lower, dtype), jnp.asarray(problems.upper, dtype)
+    )
     found, _ = propagation.bound_propagation(
         propagation.ForwardPropagationAlgorithm(jax_verify.ibp_transform),
         lambda x: forward(network, parameters, x)[1],
@@ -148,16 +159,22 @@ def main():
     parser.add_argument(
         "--together", action="store_true", help="an image's rows in one line search, as shipped"
     )
+    parser.add_argument("--precision", choices=("float32", "float64"), default="float32")
     arguments = parser.parse_args()
     network, problems, steps = common.read(arguments)
-    simplifier = _simplifier(network)
-    parameters = [(jnp.asarray(a.weight), jnp.asarray(a.bias)) for a in network.layers]
+    if arguments.precision == "float64":
+        _use_double_precision()
+    dtype = jnp.dtype(arguments.precision)
+    simplifier = _simplifier(network, dtype)
+    parameters = [
+        (jnp.asarray(a.weight, dtype), jnp.asarray(a.bias, dtype)) for a in network.layers
+    ]
     theirs = hidden_intervals(network, simplifier, parameters, problems)
     difference = common.check_intervals(network, problems, theirs)
 
     solve = solver(network, simplifier, arguments.gap, arguments.together)
     inputs = [
-        tuple(jnp.asarray(a[i]) for a in (problems.lower, problems.upper, problems.rows))
+        tuple(jnp.asarray(a[i], dtype) for a in (problems.lower, problems.upper, problems.rows))
         for i in range(len(problems.rows))
     ]
     compiling, _, _ = common.timed(
@@ -182,6 +199,7 @@ def main():
         jax=jax.__version__,
         gap=arguments.gap,
         together=arguments.together,
+        precision=arguments.precision,
         interval_difference=difference,
         compile_process_seconds=compiling,
         settings=settings,

@@ -24,6 +24,7 @@ class Peer(Method):
 
     module: ClassVar[str]
     steps: ClassVar[int]
+    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, python: str | None = None, steps: int | None = None):
         self.python = python or os.environ.get("STAGECERT_PEERS_PYTHON")
@@ -48,7 +49,7 @@ class Peer(Method):
             command = [
                 self.python, "-m", f"benchmarks.networks.peers.{self.module}",
                 "--network", problems.path, "--images", problems.shape[0], "--eps", problems.eps,
-                "--steps", steps, "--data", problems.data, "--out", out,
+                "--steps", steps, "--data", problems.data, "--out", out, *self.options,
             ]  # fmt: skip
             environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
             subprocess.run(
@@ -81,9 +82,13 @@ class AutoLirpa(Peer):
 
 
 class JaxVerify(Peer):
-    """The paper's authors' own library: the nonconvex reformulation, FISTA with line search."""
+    """The paper's authors' own library: the nonconvex reformulation, FISTA with line search.
+
+    In float64: rounding in its own float32 puts bounds above feasible values.
+    """
 
     name = "jax_verify"
     label = "jax_verify (NonConvex)"
     module = "jax_verify"
     steps = 50
+    options = ("--precision", "float64")
