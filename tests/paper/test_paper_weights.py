@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 from sklearn.datasets import load_digits
 
+from benchmarks.data import ROOT
 from benchmarks.networks.peers import common
 from benchmarks.paper import weights
 from benchmarks.paper.training.loop import Images, Settings, Trainer
@@ -72,3 +73,8 @@ def test_weights_of_other_layers_are_refused(data):
     trainer = Trainer(Settings(architecture="fc8", steps=1), images)
     with pytest.raises(ValueError, match="not of these layers"):
         trainer.begin([(np.zeros((9, 64)), np.zeros(9)), (np.zeros((10, 9)), np.zeros(10))])
+
+
+def test_the_page_has_the_committed_result():
+    page = (ROOT / "docs" / "paper.md").read_text()
+    assert weights.table(json.loads(weights.RESULT.read_text())) in page
