@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=(*PRECISIONS, "both"), default="both")
     results = ROOT / "benchmarks" / "results" / "paper"
     parser.add_argument("--out", type=Path, default=results / "gpu.json")
+    parser.add_argument("--bounds", type=Path, help="also write bounds, values, passes: .npz")
     options = parser.parse_args()
 
     problems = load_problems(options.data / "cifar10" / "test.npz", options.images, EPS)
@@ -234,6 +235,9 @@ def main() -> None:
             record["peak bytes"] = (device.memory_stats() or {}).get("peak_bytes_in_use")
             record["copying inputs"] = timed(lambda: result.inputs)[1]  # noqa: B023
             record["copying intervals"] = timed(lambda: result.intermediate)[1]  # noqa: B023
+            if options.bounds is not None:
+                found = dict(bound=result.bound, value=result.value, passes=result.passes)
+                np.savez_compressed(options.bounds, **found)
         record["made"] = machine.made()
         write_whole(options.out, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))

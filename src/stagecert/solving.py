@@ -362,6 +362,7 @@ def search_lanes(
     time_limit: float | None = None,
     progress: Any = False,
     single_steps: bool = False,
+    aim: float = 1.0,
 ) -> BatchSolution:
     """The search itself, on arrays of one precision, from complete points.
 
@@ -369,6 +370,7 @@ def search_lanes(
         arrays, axes: the problem, and which of its leaves have a leading axis of lanes.
         certifier: evaluates what the search kept in float64: the numbers that are published.
         single_steps: for expensive steps, run them one by one instead of in compiled loops.
+        aim: the search stops at this share of the tolerances. Below 1, float64 rarely disagrees.
     """
     validate_options(atol, rtol, max_iterations, time_limit)
     target = validate_target(target, size)
@@ -384,8 +386,8 @@ def search_lanes(
         each(jnp.inf if target is None else goal),
     )
     stopping = Stopping(
-        each(atol),
-        each(rtol),
+        each(aim * atol),
+        each(aim * rtol),
         met,
         proof,
         jnp.full((size,), min(max_iterations, 2**31 - 1), jnp.int32),

@@ -26,6 +26,7 @@ from stagecert.networks.search import (
     Check,
     backward_bounds,
     checked_in_groups,
+    join_arrays,
     relax,
     search,
 )
@@ -360,18 +361,26 @@ def _opened(job: _Job, time_limit: float | None) -> Bounds:
     shape = job.rows.shape[:2]
     steps = min(opening.STEPS, job.limits["max_iterations"])
     value, bound = np.full(shape, np.inf), np.full(shape, -np.inf)
-    # What is found stays on the device, if it takes no more than a quarter of the memory.
-    inputs, intervals = Held(job.memory * 2**27), Held(job.memory * 2**27)
-    for some, new in _equal_slices(shape[0], _boxes_to_open(job)):
-        arguments, checks = _first_steps(job, some, steps)
+    # Points and intervals stay on the device, if they take no more than a quarter of the memory.
+    held = Held(job.memory * 2**28)
+
+    def absorb(some: slice, checks: list[Check]) -> None:
         value[some] = np.concatenate([np.asarray(check.value) for check in checks])
         bound[some] = np.concatenate([np.asarray(check.bound) for check in checks])
         crossed = np.concatenate([np.asarray(check.crossing) > 0 for check in checks])
         value[some][crossed | np.isnan(value[some])] = np.inf
-        intervals.add(_trimmed([arguments], new))
-        inputs.add(_trimmed([check.inputs for check in checks], new))
         done = job.done(value[: some.stop], bound[: some.stop], slice(some.stop))
         job.show.part(some.start, shape[0])("searching", int(done.sum()), value.size)
+
+    pending = None
+    for some, new in _equal_slices(shape[0], _boxes_to_open(job)):
+        arguments, checks = _first_steps(job, some, steps)
+        held.add(_kept(checks, arguments, new))
+        if pending is not None:  # while the device computes these, those before are read
+            absorb(*pending)
+        pending = some, checks
+    if pending is not None:
+        absorb(*pending)
     passes = np.full(shape, opening.passes(steps))
     status = np.full(shape, Status.GAP_REACHED, dtype=object)
     if job.goal is not None:
@@ -379,7 +388,7 @@ def _opened(job: _Job, time_limit: float | None) -> Bounds:
         status[bound > job.goal] = Status.TARGET_PROVEN
     late = []
     boxes, targets = np.nonzero(~job.done(value, bound))
-    at_once = boxes_at_once(job.parts, job.regions.shapes, 1, job.memory)
+    at_once = boxes_at_once(job.parts, job.regions.shapes, 1, job.memory / 2)
     for first in range(0, len(boxes), at_once):
         some = boxes[first : first + at_once], targets[first : first + at_once]
         left = None if time_limit is None else time_limit - (time.perf_counter() - begin)
@@ -388,17 +397,38 @@ def _opened(job: _Job, time_limit: float | None) -> Bounds:
         elif steps == job.limits["max_iterations"]:
             status[some] = Status.ITERATION_LIMIT
         else:
-            solution = _searched(job, *some, intervals, left)
+            solution = _searched(job, *some, at_once, held, left)
             better = solution.value < value[some]
             late.append((tuple(x[better] for x in some), _rows_of(solution.inputs, better)))
             value[some] = np.where(better, solution.value, value[some])
             bound[some] = np.fmax(solution.bound, bound[some])
             passes[some] += solution.passes + 1
             status[some] = solution.status
-    fetch_inputs = functools.partial(_late_inputs, job.network, inputs, late)
     return Bounds(
-        bound, value, status, passes, job.network, job.rows, fetch_inputs, intervals.numpy
+        bound,
+        value,
+        status,
+        passes,
+        job.network,
+        job.rows,
+        functools.partial(_late_inputs, job.network, held, late),
+        functools.partial(held.numpy, _arguments),
     )
+
+
+class _Kept(eqx.Module):
+    """What stays on the device: the points of the first steps, and the intervals."""
+
+    inputs: Any
+    arguments: Any
+
+
+def _inputs(kept: _Kept):
+    return kept.inputs
+
+
+def _arguments(kept: _Kept):
+    return kept.arguments
 
 
 def _first_steps(job: _Job, some: slice, steps: int) -> tuple[Any, list[Check]]:
@@ -424,17 +454,20 @@ class _Searched:
     status: np.ndarray
 
 
-def _searched(job: _Job, boxes, targets, intervals: Held, time_limit: float | None) -> _Searched:
+def _searched(
+    job: _Job, boxes, targets, most: int, held: Held, time_limit: float | None
+) -> _Searched:
     """The search itself, for some problems: each is a grid of its own, of one box and one row."""
     count = len(boxes)
     size = 64
     while size < count:
         size *= 4
     # Filled up with copies of the last problem, so that few sizes are ever compiled.
-    fill = np.minimum(np.arange(size), count - 1)
+    fill = np.minimum(np.arange(min(size, most)), count - 1)
     boxes, targets = boxes[fill], targets[fill]
     part = job.regions[boxes]
-    relaxed = relax(job.parts.layers, job.parts.last, part.boxes, intervals.take(boxes))
+    arguments = held.take(boxes, _arguments)
+    relaxed = relax(job.parts.layers, job.parts.last, part.boxes, arguments)
     rows = jnp.asarray(job.rows[boxes, targets][:, None])
     with jax.enable_x64(job.precision == "float64"):
         found = search(
@@ -462,15 +495,15 @@ def _rows_of(tree, rows):
     return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
 
 
-def _trimmed(parts: list, new: int) -> Any:
-    """The parts as one tree, from row `new` on."""
-    whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+def _kept(checks: list[Check], arguments, new: int) -> _Kept:
+    inputs = jax.tree.map(lambda *arrays: join_arrays(arrays), *(check.inputs for check in checks))
+    whole = _Kept(inputs, arguments)
     return jax.tree.map(lambda x: x[new:], whole) if new else whole
 
 
 def _late_inputs(network: Network, held: Held, late: list) -> Any:
     """What the first steps found, and in its place what the search found later."""
-    inputs = jax.tree.map(np.array, held.numpy()) if late else held.numpy()
+    inputs = jax.tree.map(np.array, held.numpy(_inputs))
     for some, found in late:
         jax.tree.map(lambda x, new, some=some: x.__setitem__(some, new), inputs, found)
     return _unhidden(network, inputs)
@@ -487,8 +520,8 @@ def _boxes_to_open(job: _Job) -> int:
     """How many boxes the first steps are taken on together."""
     neurons = sum(math.prod(layer.shape) for layer in job.parts.layers)
     inputs = sum(math.prod(shape) for shape in job.regions.shapes)
-    # About 10 numbers of 4 bytes for each neuron of a lane, and 20 of 8 for each of a box.
-    of_box = (40 * job.rows.shape[1] + 160) * (neurons + 2 * inputs)
+    # Evaluating in float64 takes most: about 12 numbers for each neuron of a lane, 20 of a box.
+    of_box = 8 * (12 * job.rows.shape[1] + 20) * (neurons + 2 * inputs)
     return max(int(job.memory * 2**30 / max(of_box, 1)), 1)
 
 

@@ -1,5 +1,6 @@
 """Large results that stay on the device where they were computed until somebody asks for them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,18 +27,33 @@ class Held:
         self.room -= sum(leaf.nbytes for leaf in jax.tree.leaves(part))
         self._parts.append(part if self.room >= 0 else jax.tree.map(np.asarray, part))
 
-    def take(self, rows: np.ndarray) -> Any:
-        """Some rows, in increasing order, on the device."""
-        taken, begin = [], 0
-        for part in self._parts:
-            size = jax.tree.leaves(part)[0].shape[0]
-            mine = rows[(rows >= begin) & (rows < begin + size)] - begin
-            if len(mine):
-                taken.append(jax.tree.map(lambda x, mine=mine: jnp.asarray(x[mine]), part))
+    def take(self, rows: np.ndarray, pick: Callable[[Any], Any]) -> Any:
+        """Some rows of what `pick` picks from each part, on the device."""
+        picked = [pick(part) for part in self._parts]
+        sizes = [jax.tree.leaves(part)[0].shape[0] for part in picked]
+        taken = _picked(picked[0], np.minimum(rows, sizes[0] - 1))
+        begin = sizes[0]
+        for part, size in zip(picked[1:], sizes[1:], strict=True):
+            inside = (rows >= begin) & (rows < begin + size)
+            # All rows are read, and few of them used: arrays of one shape are compiled once.
+            taken = _replaced(taken, part, np.where(inside, rows - begin, 0), inside)
             begin += size
-        return jax.tree.map(lambda *xs: jnp.concatenate(xs), *taken)
+        return taken
 
-    def numpy(self) -> Any:
-        """Everything, as NumPy arrays."""
-        parts = [jax.tree.map(np.asarray, part) for part in self._parts]
+    def numpy(self, pick: Callable[[Any], Any]) -> Any:
+        """All of what `pick` picks from each part, as NumPy arrays."""
+        parts = [jax.tree.map(np.asarray, pick(part)) for part in self._parts]
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+
+@jax.jit
+def _picked(tree, rows):
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+@jax.jit
+def _replaced(tree, part, rows, inside):
+    def replaced(x, new):
+        return jnp.where(inside.reshape(-1, *(1,) * (x.ndim - 1)), new[rows], x)
+
+    return jax.tree.map(replaced, tree, part)

@@ -209,24 +209,34 @@ def _checked(layers, last, relaxed, inputs, rows, points, proposals) -> Check:
 
 # On CPUs, larger arrays than this fall out of the caches, and cost twice as much a number.
 CACHED_NUMBERS = 200_000
-# Elsewhere, larger ones than this do not fit beside all others.
-CHECKED_NUMBERS = 500_000_000
+
+
+# Single precision is off by less than this share of the gaps that are asked for.
+AIM = 0.98
 
 
 def _rows(tree, some: slice):
     return jax.tree.map(lambda x: x[some], tree)
 
 
+def join_arrays(parts):
+    """Arrays one after the other, in the memory where they are."""
+    if len(parts) == 1:
+        return parts[0]
+    host = all(device.platform == "cpu" for device in parts[0].devices())
+    return np.concatenate(parts) if host else jnp.concatenate(parts)
+
+
 def checked_in_groups(layers, last, relaxed, inputs, rows, points, proposals) -> list[Check]:
     """What float64 says of points and proposals, which have one axis of lanes, box by box.
 
-    A few boxes at a time, in order; the arrays of a Check have axes of boxes and rows.
+    On CPUs a few boxes at a time, in order; the arrays of a Check have axes of boxes and rows.
     """
     boxes, count = rows.shape[:2]
-    neurons = sum(math.prod(layer.shape) for layer in layers)
-    numbers = CACHED_NUMBERS if jax.default_backend() == "cpu" else CHECKED_NUMBERS
-    group = min(boxes, max(numbers // max(neurons * count, 1), 1))
-    group = -(-boxes // -(-boxes // group))  # groups of one size, as far as possible
+    group = boxes
+    if jax.default_backend() == "cpu":
+        neurons = sum(math.prod(layer.shape) for layer in layers)
+        group = min(boxes, max(CACHED_NUMBERS // max(neurons * count, 1), 1))
     parts = []
     with jax.enable_x64(True):
         for begin in range(0, boxes, group):
@@ -267,20 +277,28 @@ def search(
     straight = all(wedge.straight for wedge in relaxed.wedges)
 
     def certifier(kept) -> Certified:
-        groups = checked_in_groups(layers, last, relaxed, inputs, rows, kept.point, kept.proposal)
-        parts = [jax.tree.map(np.asarray, group) for group in groups]
-        checked: Check = jax.tree.map(
-            lambda *xs: np.concatenate(xs).reshape(boxes * count, *xs[0].shape[2:]), *parts
+        parts = checked_in_groups(layers, last, relaxed, inputs, rows, kept.point, kept.proposal)
+
+        def joined(pick, join):
+            pieces = [pick(part) for part in parts]
+            flat = [jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), x) for x in pieces]
+            return jax.tree.map(lambda *xs: join(xs), *flat)
+
+        value, bound, crossing = joined(
+            lambda part: jax.tree.map(np.asarray, (part.value, part.bound, part.crossing)),
+            np.concatenate,
         )
         if keep is not None:
             keep(kept.proposal)
-        crossed = checked.crossing > 0
-        value = checked.value
+        crossed = crossing > 0
         value[~np.isfinite(kept.value) | ~np.isfinite(value) | crossed] = np.inf
         kept.code[crossed] = CROSSED
-        return Certified(value, checked.bound, checked.inputs, (), None)
+        # These may be large: they stay where they are until somebody reads them.
+        with jax.enable_x64(True):
+            at = joined(lambda part: part.inputs, join_arrays)
+        return Certified(value, bound, at, (), None)
 
     return search_lanes(
         lanes.problem, axes, boxes * count, lanes.start, certifier,
-        solvers or default_solvers(straight), single_steps=True, **options,
+        solvers or default_solvers(straight), single_steps=True, aim=AIM, **options,
     )  # fmt: skip
