@@ -105,8 +105,11 @@ def compute(
     for key in store.known(named_works):
         done(named_works[key], False)
     engine = _Keeping(InProcess() if workers == 1 else Processes(workers))
-    # Large networks first: no worker shall have a long item when the others have nothing left.
-    ordered = sorted(works, key=lambda work: -plan.NETWORKS.index(work.network))
+    # Large networks first: no worker shall have a long item when the others have nothing left. Of
+    # each, our search first: by the time its tight run comes, its programs are compiled.
+    ordered = sorted(
+        works, key=lambda work: (-plan.NETWORKS.index(work.network), work.run.name != "ours")
+    )
     with nullcontext() if workers == 1 else _beside_each_other(store.folder):
         # Runs that stop at the bounds of others come when those are stored.
         for some in (
