@@ -1,0 +1,182 @@
+"""What accelerators do first: checked here on the CPU, against the search and against the truth."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stagecert import networks
+from stagecert.networks import bounds
+from stagecert.networks.held import Held
+from stagecert.networks.operations import Conv
+from stagecert.networks.operations import _own_conv as own_conv
+from stagecert.solution import Status
+
+RANDOM = np.random.default_rng(5)
+WEIGHTS = [RANDOM.normal(size=shape) / np.sqrt(shape[0]) for shape in ((4, 6), (6, 5), (5, 3))]
+
+
+def _network(activation):
+    def function(x):
+        for w in WEIGHTS[:-1]:
+            x = activation(x @ w)
+        return x @ WEIGHTS[-1]
+
+    return networks.from_jax(function, np.zeros(4))
+
+
+NETS = {"relu": _network(jax.nn.relu), "softplus": _network(jax.nn.softplus)}
+CENTRES = RANDOM.normal(size=(11, 4))
+LOW, HIGH = CENTRES - 0.6, CENTRES + 0.6
+ROWS = RANDOM.normal(size=(11, 2, 3))
+
+
+@pytest.fixture
+def opening(monkeypatch):
+    """Searches begin with the first steps, as on accelerators."""
+    monkeypatch.setattr(bounds, "opens", lambda: True)
+
+
+def _both(name, monkeypatch, **options):
+    plain = networks.bound(NETS[name], LOW, HIGH, ROWS, **options)
+    monkeypatch.setattr(bounds, "opens", lambda: True)
+    return plain, networks.bound(NETS[name], LOW, HIGH, ROWS, **options)
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("rtol", [1e-1, 1e-3])
+def test_agrees_with_the_search(name, rtol, monkeypatch):
+    options = dict(intermediate="ibp", rtol=rtol)
+    plain, opened = _both(name, monkeypatch, **options)
+    # Both have intervals that contain the relaxation's optimum.
+    assert np.all(opened.bound <= plain.value)
+    assert np.all(plain.bound <= opened.value)
+    assert np.all(opened.gap <= 1e-6 + rtol * np.abs(opened.bound))
+    assert np.all(opened.status == Status.GAP_REACHED)
+    for mine, theirs in zip(opened.intermediate, plain.intermediate, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert opened.inputs.shape == plain.inputs.shape
+    assert opened.inputs.dtype == np.float64
+    assert np.all((opened.inputs >= LOW[:, None]) & (opened.inputs <= HIGH[:, None]))
+    assert np.all(opened.attained >= opened.bound)
+
+
+def test_values_belong_to_inputs(opening):
+    """With exact intervals of zero width, the relaxation is the network."""
+    points = np.zeros_like(LOW) + CENTRES
+    result = networks.bound(NETS["relu"], points, points, ROWS)
+    np.testing.assert_allclose(result.inputs, np.repeat(points[:, None], 2, axis=1))
+    np.testing.assert_allclose(result.attained, result.value, rtol=1e-6, atol=1e-9)
+
+
+def test_slices_change_nothing(opening):
+    options = dict(intermediate="ibp", rtol=1e-2)
+    whole = networks.bound(NETS["relu"], LOW, HIGH, ROWS, **options)
+    parts = networks.bound(NETS["relu"], LOW, HIGH, ROWS, memory=3e-5, **options)
+    assert np.all(parts.bound <= whole.value)
+    assert np.all(whole.bound <= parts.value)
+    for mine, theirs in zip(parts.intermediate, whole.intermediate, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    # The inputs are those of the right problem.
+    assert np.all((parts.inputs >= LOW[:, None]) & (parts.inputs <= HIGH[:, None]))
+
+
+def test_slices_are_of_one_size_and_cover_all():
+    for count in range(1, 30):
+        for at_once in range(1, 12):
+            slices = bounds._equal_slices(count, at_once)
+            assert len({some.stop - some.start for some, _ in slices}) == 1
+            assert slices[0][0].stop - slices[0][0].start <= at_once
+            fresh = [k for some, new in slices for k in range(some.start + new, some.stop)]
+            assert fresh == list(range(count))
+
+
+def test_thresholds(opening):
+    exact = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp")
+    below = exact.bound - 0.1 * np.abs(exact.bound) - 0.1
+    above = exact.value + 0.1 * np.abs(exact.value) + 0.1
+    proven = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", threshold=below)
+    assert np.all(proven.status == Status.TARGET_PROVEN)
+    assert np.all(proven.bound > below)
+    met = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", threshold=above)
+    assert np.all(met.status == Status.TARGET_MET)
+    assert np.all(met.value <= above)
+
+
+def test_limits_leave_valid_bounds(opening):
+    exact = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp")
+    for limit, expected in (
+        (dict(max_iterations=1), Status.ITERATION_LIMIT),
+        (dict(max_iterations=4), Status.ITERATION_LIMIT),
+        (dict(time_limit=1e-9), Status.TIME_LIMIT),
+    ):
+        result = networks.bound(
+            NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", rtol=0.0, atol=0.0, **limit
+        )
+        assert np.all(result.bound <= exact.value)
+        assert np.all(result.value >= exact.bound)
+        assert expected in set(result.status.ravel())
+
+
+def test_useless_intervals(opening):
+    endless = tuple((np.full((11, n), -np.inf), np.full((11, n), np.inf)) for n in (6, 5))
+    result = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate=endless)
+    assert not np.any(np.isnan(result.bound))
+    assert not np.any(result.status == Status.GAP_REACHED)
+
+
+def test_balls(opening):
+    ball = (CENTRES, 0.5)
+    result = networks.bound(NETS["softplus"], objectives=ROWS, ball=ball, intermediate="ibp")
+    distance = np.linalg.norm(result.inputs - CENTRES[:, None], axis=-1)
+    assert np.all(distance <= 0.5 * (1 + 1e-12))
+    assert np.all(result.attained >= result.bound)
+    assert np.all(result.gap <= 1e-6 + 1e-2 * np.abs(result.bound))
+
+
+def test_progress(opening):
+    seen = []
+    networks.bound(
+        NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", progress=lambda *what: seen.append(what)
+    )
+    assert "searching" in {what for what, _, _ in seen}
+    assert all(done <= size for _, done, size in seen)
+
+
+# -- results that stay where they are -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [0, 300, 1e9])
+def test_held(room):
+    whole = {"a": RANDOM.normal(size=(10, 3)), "b": RANDOM.normal(size=(10, 2, 2))}
+    held = Held(room)
+    for some in (slice(0, 4), slice(4, 8), slice(8, 10)):
+        held.add({name: jnp.asarray(x[some], jnp.float32) for name, x in whole.items()})
+    for name, x in whole.items():
+        pick = lambda part, name=name: part[name]  # noqa: E731
+        np.testing.assert_array_equal(held.numpy(pick), x.astype(np.float32))
+        rows = np.array([0, 3, 3, 5, 9, 9])
+        np.testing.assert_array_equal(held.take(rows, pick), x.astype(np.float32)[rows])
+
+
+# -- the way back of convolutions -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "conv"),
+    [
+        ((2, 3, 8, 9), (32, 3, 3, 3), Conv((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))),  # narrow
+        ((2, 6, 8, 9), (4, 6, 3, 3), Conv((1, 1), ((1, 1), (0, 2)), (1, 1), (1, 1))),  # wide
+        ((2, 6, 9, 9), (4, 6, 3, 3), Conv((1, 1), ((1, 0), (0, 1)), (2, 1), (1, 1))),  # dilated
+        ((2, 4, 9, 8), (5, 4, 4, 4), Conv((2, 2), ((0, 0), (1, 2)), (1, 1), (1, 1))),
+        ((2, 4, 11, 10), (5, 4, 3, 2), Conv((3, 2), ((1, 1), (0, 0)), (1, 1), (1, 1))),
+    ],
+)  # fmt: skip
+def test_single_precision_convolutions(shape, kernel, conv):
+    """What accelerators do instead of XLA's transposed convolutions."""
+    x, w = (RANDOM.normal(size=s).astype(np.float32) for s in (shape, kernel))
+    value, back = jax.vjp(lambda x: own_conv(conv, w, x), x)
+    expected, plain_back = jax.vjp(lambda x: conv.plain(w, x), x)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
+    y = RANDOM.normal(size=value.shape).astype(np.float32)
+    np.testing.assert_allclose(back(y)[0], plain_back(y)[0], rtol=1e-4, atol=1e-4)
