@@ -70,8 +70,8 @@ class Bounds:
         return self.given_inputs() if callable(self.given_inputs) else self.given_inputs
 
     @functools.cached_property
-    def intermediate(self) -> tuple:
-        """The intervals of the activations' arguments."""
+    def intermediate(self) -> Any:
+        """The intervals of the activations' arguments: ((low, high), ...)."""
         given = self.given_intermediate
         return given() if callable(given) else given
 

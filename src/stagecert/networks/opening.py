@@ -74,7 +74,7 @@ def opened(layers, last, relaxed: Relaxed, inputs, rows, dtype, steps: int = STE
                 lambda m: m.weights, memory, is_leaf=lambda m: isinstance(m, Memory)
             )
             # Wedges made of lines have the same ones wherever they are touched.
-            touched = None if straight else point
+            touched: Any = None if straight else point
             found = Opened(point, value, Proposal(touched, (weights, ()), None), bound)
             best = found if best is None else _better(best, found)
         assert best is not None
