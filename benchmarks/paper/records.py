@@ -92,11 +92,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Records:
-    """All that was found: records by network and run, traces, and with what it was made."""
+    """All that was found: records by network and run, traces, with what it was made; the GPU's."""
 
     of: dict[tuple[str, str], Record]
     traces: dict[str, dict[str, dict]]
     made: dict[str, Any]
+    gpu: dict[str, Any] = field(default_factory=dict)
 
     def get(self, network: str, run: str) -> Record | None:
         """A record, if it is there and not a refusal."""
@@ -249,11 +250,15 @@ def read(out: Path) -> Records:
         for run, entry in held.items():
             records[network, run] = _record(network, run, entry)
 
-    def file(name: str) -> dict:
-        path = folder / name
+    def file(path: Path) -> dict:
         return json.loads(path.read_text()) if path.exists() else {}
 
-    return Records(records, file("traces.json"), file("made.json"))
+    return Records(
+        records,
+        file(folder / "traces.json"),
+        file(folder / "made.json"),
+        file(out / "gpu.json"),
+    )
 
 
 def _record(network: str, run: str, entry: dict) -> Record:

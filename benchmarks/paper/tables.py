@@ -388,12 +388,68 @@ def check_tables(records: Records) -> list[Table]:
     return [tight, crossing]
 
 
+def on_gpu(records: Records) -> list[Table]:
+    """All test images on one accelerator: time, and where it goes (`benchmarks.paper.gpu`)."""
+    gpu = records.gpu
+    found = {name: gpu[name] for name in ("float32", "tf32") if name in gpu}
+    if not found:
+        return []
+    count = gpu["problems"]
+
+    def row(label: str, value: Callable[[dict], str]) -> list[str]:
+        return [label, *(value(one) for one in found.values())]
+
+    def seconds(*names: str) -> Callable[[dict], str]:
+        return lambda one: number(sum(one["phases"][name] for name in names))
+
+    def kernels(kind: str) -> Callable[[dict], str]:
+        return lambda one: number(one["kernels"]["by kind"].get(kind, 0.0))
+
+    times = Table(
+        "gpu_times",
+        f"{count:,} problems of {gpu['network']} on one {gpu['device']}: seconds",
+        ["", *(f"search in {name}" for name in found)],
+        [
+            row("**everything, warm** (best of the runs)", lambda one: number(min(one["seconds"]))),
+            row("a problem, ms", lambda one: number(1e3 * min(one["seconds"]) / count)),
+            row("**search** (the next two lines)", lambda one: number(one["search"])),
+            row("first steps, all problems", seconds("search: first steps")),
+            row("the rest of the search, evaluated", seconds("search: what is left, evaluated")),
+            row("**rigorous, in float64** (the next three)", lambda one: number(one["rigorous"])),
+            row("intervals", seconds("intervals")),
+            row("wedges", seconds("wedges")),
+            row("evaluation of bounds and values", seconds("evaluation")),
+            row("floor of the search", lambda one: number(sum(one["floor"].values()))),
+            row("search over floor", lambda one: number(one["search over floor"])),
+            row("the first time, compiling", lambda one: number(one["cold"])),
+            row("problems within 1 %", lambda one: percent(one["within"])),
+        ],
+        [
+            f"Made on {gpu['made']['date']}; at most {gpu['peak bytes'] / 2**30:.1f} GiB of the "
+            "device's memory. Phases are timed in a run that waits for the device after each, so "
+            "they do not add up to the first line exactly. Copying the minimisers to the computer "
+            f"takes {number(gpu['copying inputs'])} s more, and the intervals of all neurons "
+            f"{number(gpu['copying intervals'])} s; both are copied when first read, if ever."
+        ],
+    )
+    kinds = list(dict.fromkeys(k for one in found.values() for k in one["kernels"]["by kind"]))
+    profile = Table(
+        "gpu_kernels",
+        "What the device does meanwhile: seconds of kernels by kind",
+        ["kernels", *(f"search in {name}" for name in found)],
+        [row(kind, kernels(kind)) for kind in kinds]
+        + [row("all", lambda one: number(one["kernels"]["all"]))],
+    )
+    return [times, profile]
+
+
 TABLES: dict[str, Callable[[Records], list[Table]]] = {
     "table1": lambda records: bounds_and_times(records, "adv"),
     "table2": lambda records: stopping(records, "adv"),
     "ibp-table1": lambda records: bounds_and_times(records, "ibp"),
     "ibp-table2": lambda records: stopping(records, "ibp"),
     "degeneracy": degeneracy,
+    "gpu": on_gpu,
     "checks": check_tables,
 }
 TITLES: dict[str, Any] = {
@@ -402,5 +458,6 @@ TITLES: dict[str, Any] = {
     "ibp-table1": "Appendix: bounds and times, interval-bound training",
     "ibp-table2": "Appendix: early stopping and iterations, interval-bound training",
     "degeneracy": "With and without fixing degeneracy",
+    "gpu": "All test images on one GPU",
     "checks": "Checks",
 }
