@@ -63,7 +63,7 @@ WRONG = {
     "no rows": (dict(objectives=np.ones((0, 2))), "objectives has no rows"),
     "a nan in rows": (dict(objectives=np.array([[1, np.nan]])), r"not finite at \[0, 0, 1\]"),
     "method": (dict(method="magic"), "Unknown method 'magic'; known are ibp, backward, nonconvex"),
-    "precision": (dict(precision="half"), "'float32' or 'float64', not 'half'"),
+    "precision": (dict(precision="half"), "one of 'float32', 'float64', 'tf32', not 'half'"),
     "intermediate": (dict(intermediate="guess"), "Unknown intermediate bounds 'guess'"),
     "intermediate's type": (dict(intermediate=3), "an Intermediate or intervals, not 3"),
     "no steps": (dict(intermediate=Intermediate("optimised", steps=0)), "at least 1, not 0"),

@@ -180,3 +180,10 @@ def test_single_precision_convolutions(shape, kernel, conv):
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
     y = RANDOM.normal(size=value.shape).astype(np.float32)
     np.testing.assert_allclose(back(y)[0], plain_back(y)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_coarse_products_leave_bounds_valid(opening):
+    exact = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp")
+    coarse = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", precision="tf32")
+    assert np.all(coarse.bound <= exact.value)
+    assert np.all(exact.bound <= coarse.value)
