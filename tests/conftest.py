@@ -1,6 +1,7 @@
 """Float64 for all tests (a test may ask for float32 itself), and hypothesis without deadlines."""
 
 import gc
+import os
 from pathlib import Path
 
 import hypothesis
@@ -10,8 +11,10 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 
 # Compilation makes the first example slow, so a deadline would only measure JAX.
-hypothesis.settings.register_profile("stagecert", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("stagecert")
+hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
+# The same examples in every run, for runs that judge a change.
+hypothesis.settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("STAGECERT_EXAMPLES", "new"))
 
 
 @pytest.fixture(autouse=True)
