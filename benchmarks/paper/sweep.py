@@ -102,6 +102,9 @@ def compute(
     }
     named_works = {work.key: work for work in works}
     done = finished or (lambda work, computed: None)
+    # What was refused may not be refused any more: a solver may have been installed.
+    refused = [row.key for row in store.rows() if "refused" in row.data]
+    store.remove(key for key in refused if key in named_works)
     for key in store.known(named_works):
         done(named_works[key], False)
     engine = _Keeping(InProcess() if workers == 1 else Processes(workers))
