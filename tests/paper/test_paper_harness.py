@@ -158,6 +158,18 @@ def test_one_failure_leaves_the_rest(data, tmp_path, monkeypatch, capsys):
     assert (NETWORKS[0], "backward") in records.read(tmp_path).of
 
 
+def test_what_was_refused_is_tried_again(data, tmp_path, monkeypatch):
+    """A solver may have been installed since."""
+    run = [*arguments(data, tmp_path)[:8], "--networks", NETWORKS[0], "--only", "table1"]
+    run += ["--methods", "ibp"]
+    monkeypatch.setattr(sweep.named("ibp").__class__, "refusal", lambda *_: "not installed")
+    assert command.main(run) == 0
+    assert records.read(tmp_path).of[NETWORKS[0], "ibp"].refused == "not installed"
+    monkeypatch.undo()
+    assert command.main(run) == 0
+    assert records.read(tmp_path).get(NETWORKS[0], "ibp") is not None
+
+
 def test_two_workers_find_the_same(data, out, tmp_path):
     """Also what stops at the bounds of another run, whose item fails if there are none."""
     options = [*arguments(data, tmp_path)[:6], "--workers", "2", "--networks", *NETWORKS]
