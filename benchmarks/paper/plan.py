@@ -96,7 +96,7 @@ RUNS = {
             target="paper",
             group="first-order",
         ),
-        Run("pdhg", "pdhg", most={"small": 1, "medium": 0}, group="first-order"),
+        Run("pdhg", "pdhg", most={"small": 1, "medium": 1}, group="first-order"),
         Run("ours", "ours", "stagecert"),
         Run(
             "ours-tight",
