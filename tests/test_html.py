@@ -102,3 +102,10 @@ def test_machine():
     facts = machine.made(["numpy", "no-such-package"])
     assert facts["versions"] == {"numpy": np.__version__, "no-such-package": None}
     assert facts["cpu"]
+
+
+def test_numbers_stand_on_the_right():
+    page = Page("t")
+    page.table(["a"], [["38 %"], ["7.97 (7.95)"], ["-1.2e-05"], ["–"], [3], ["20/10/4"], ["3 s"]])
+    right = [line.count("class='number'>") for line in str(page).split("<tr>")[2:]]
+    assert right == [1, 1, 1, 1, 1, 0, 0]

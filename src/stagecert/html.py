@@ -130,13 +130,18 @@ class Page:
         write_whole(path, str(self))
 
 
+# Text that stands on the right, too: a percentage, a number with one in brackets, a dash.
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?( %)?( \([^)]*\))?|–")
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return f"<td>{'yes' if value else 'no'}</td>"
     if isinstance(value, Real):
         text = str(value) if isinstance(value, Integral) else f"{float(value):.4g}"
         return f"<td class='number'>{text}</td>"
-    return f"<td>{'' if value is None else escape(str(value))}</td>"
+    text = "" if value is None else escape(str(value))
+    return f"<td class='number'>{text}</td>" if _NUMBER.fullmatch(text) else f"<td>{text}</td>"
 
 
 def _svg(figure: Any, name: str) -> str:
