@@ -22,7 +22,15 @@ def assert_brackets(solution, optimum):
     assert np.isfinite(solution.bound)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=pytest.mark.slow)
+        if case.name == "isotonic_grid"  # half a minute
+        else pytest.param(case, id=case.name)
+        for case in CASES
+    ],
+)
 def test_default_reaches_the_asked_gap_on_the_zoo(case):
     problem = case.make()
     rtol = TOLERANCE[case.smooth]

@@ -76,6 +76,7 @@ def test_values_belong_to_inputs(opening):
     np.testing.assert_allclose(result.attained, result.value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_slices_change_nothing(opening):
     options = dict(intermediate="ibp", rtol=1e-2)
     whole = networks.bound(NETS["relu"], LOW, HIGH, ROWS, **options)

@@ -143,6 +143,7 @@ def test_the_driver_and_a_worker_are_killed(nodes, tmp_path):
     assert max(after.values()) <= 2
 
 
+@pytest.mark.slow
 def test_a_cluster_of_its_own_isolates_what_breaks(store, tmp_path):
     bad = {3: "exit", 9: "memory", 14: "raise", 20: "hang"}
     work = sweep_works.Fickle(tmp_path / "log", bad)
