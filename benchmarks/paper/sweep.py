@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -62,13 +62,19 @@ def image_count(data: Path) -> int:
 
 def configuration(data: Path) -> dict[str, Any]:
     """What all items of a store have in common."""
-    return {"benchmark": "paper", "eps": plan.EPS, "chunk": plan.CHUNK, "data": data_mark(data)}
+    return {
+        "benchmark": "paper",
+        "eps": plan.EPS,
+        "chunk": plan.CHUNK,
+        "data": _mark([images_file(data), *network_file(data, "any").parent.glob("*.onnx")]),
+        "methods": _mark((Path(__file__).parent / "methods").glob("*.py")),
+    }
 
 
-def data_mark(data: Path) -> str:
-    """Tells data apart: a hash of the images and of all networks."""
-    digest = hashlib.sha256(images_file(data).read_bytes())
-    for path in sorted(network_file(data, "any").parent.glob("*.onnx")):
+def _mark(paths: Iterable[Path]) -> str:
+    """Tells files apart: a hash of their names and contents."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
