@@ -26,7 +26,7 @@ from stagecert.errors import ProblemError
 from stagecert.sweeps import Store
 from stagecert.sweeps.engines import check_workers, cores
 
-RESULTS = ROOT / "benchmarks" / "results" / "paper"
+RESULTS = ROOT / "build" / "paper"  # not where committed results are: parts would replace them
 IMAGES = 20
 
 
@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "default %(default)s",
     )  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="run nothing")
+    parser.add_argument("--update-page", action="store_true",
+                        help="put tables and figures into docs/paper.md, too")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="say what would be run, run nothing")
     return parser
 
@@ -152,6 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report_only and not (out / "data").is_dir():
         print(f"error: {out / 'data'} is not there; run the benchmark first.", file=sys.stderr)
         return 2
+    if options.plan and not needs_data:
+        print("nothing to run")
+        return 0
     if needs_data and not options.report_only:
         try:
             sweep.require(options.data, options.networks or plan.NETWORKS)
@@ -162,12 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 images = options.images
             check_workers(options.workers)
             planned = works(options, images)
-            if options.plan:
-                for work in planned:
-                    print(work.key)
+            if options.plan or not planned:
+                print("\n".join(work.key for work in planned) or "nothing to run")
                 return 0
             begin, spent = time.perf_counter(), _processor_seconds()
-            computed = []
+            computed, stopped = [], False
             with Store(out / "store", sweep.configuration(options.data)) as store:
                 try:
                     with _progress(len(planned)) as (during, after):
@@ -178,6 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         )  # fmt: skip
                 except sweep.Failed as failed:
                     problems.append(str(failed))
+                except KeyboardInterrupt:
+                    stopped = True
                 session = {
                     "command": _command(arguments),
                     "workers": options.workers,
@@ -186,12 +192,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "processor_minutes": round((_processor_seconds() - spent) / 60, 1),
                 }
                 records.write(out, store, planned, session)
+            if stopped:
+                print("Stopped. The same command goes on from here.", file=sys.stderr)
+                return 130
         except ProblemError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
     out.mkdir(parents=True, exist_ok=True)
-    path = report.render(out, options.only)
-    if out.resolve() == RESULTS.resolve() and (report.DOCS / "paper.md").exists():
+    path = report.render(out)
+    if options.update_page:
         report.update_page(out)
     print((out / "tables.md").read_text())
     print(f"report: {path}")

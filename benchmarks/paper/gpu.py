@@ -196,20 +196,29 @@ def measured(run, network, runs: int) -> tuple[networks.Bounds, dict]:
 
 def main() -> None:
     """Writes one JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper.gpu", description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--network", default="medium_relu_adv")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--memory", type=float, default=40.0, help="GiB that arrays may take")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--precision", choices=(*PRECISIONS, "both"), default="both")
-    results = ROOT / "benchmarks" / "results" / "paper"
-    parser.add_argument("--out", type=Path, default=results / "gpu.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "paper" / "gpu.json")
     parser.add_argument("--bounds", type=Path, help="also write bounds, values, passes: .npz")
     options = parser.parse_args()
+    if jax.default_backend() == "cpu":
+        parser.error("JAX sees no accelerator here.")
+    images = options.data / "cifar10" / "test.npz"
+    file = options.data / "networks" / "paper" / f"{options.network}.onnx"
+    for needed in (images, file):
+        if not needed.is_file():
+            parser.error(f"{needed} is not there; --data or STAGECERT_DATA names its folder.")
 
-    problems = load_problems(options.data / "cifar10" / "test.npz", options.images, EPS)
-    network = networks.load(options.data / "networks" / "paper" / f"{options.network}.onnx")
+    problems = load_problems(images, options.images, EPS)
+    network = networks.load(file)
     count, entries = operations(network)
     device = jax.devices()[0]
     record: dict = {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.paper import figures, plan, tables
+from benchmarks.paper.methods import METHODS
 from benchmarks.paper.records import Records, read
 from stagecert.files import write_whole
 from stagecert.html import Page
@@ -118,8 +119,11 @@ def _stop(run: plan.Run, network: str) -> str:
         words.append(f"gap ≤ {stop.atol:g} + {stop.rtol:g} |bound|")
     else:
         words.append(f"gap ≤ {stop.rtol:g} |bound|" if stop.rtol else f"gap ≤ {stop.atol:g}")
+    own = getattr(METHODS[run.method], "limit", None)
     if run.limits:
         words.append(" or ".join(f"{k} iterations ({size})" for size, k in run.limits.items()))
+    if own and set(run.limits) != set(plan.SIZES):
+        words.append(f"{own} iterations" + (" (others)" if run.limits else ""))
     return " or ".join(words)
 
 
