@@ -1,11 +1,14 @@
 """What accelerators do first: checked here on the CPU, against the search and against the truth."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from stagecert import networks
+from stagecert.errors import ProblemError
 from stagecert.networks import bounds
 from stagecert.networks.held import Held
 from stagecert.networks.operations import Conv
@@ -131,6 +134,64 @@ def test_useless_intervals(opening):
     result = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate=endless)
     assert not np.any(np.isnan(result.bound))
     assert not np.any(result.status == Status.GAP_REACHED)
+
+
+def test_values_that_are_not_finite_are_none(opening):
+    def overflowing(x):
+        for _ in range(9):
+            x = 1e36 * jax.nn.relu(x)
+        return -x
+
+    with np.errstate(over="ignore"):
+        net = networks.from_jax(overflowing, np.zeros(1))
+        result = networks.bound(net, [[0.1]], [[1.0]], intermediate="ibp", threshold=-5.0)
+    assert result.value[0, 0] == np.inf
+    assert result.status[0, 0] not in (Status.TARGET_MET, Status.GAP_REACHED)
+
+
+def test_bad_options_are_refused_before_any_work(opening, monkeypatch):
+    monkeypatch.setattr(bounds, "_opened", None)
+    for bad in (
+        dict(rtol=-0.1, atol=10.0),
+        dict(rtol=np.nan),
+        dict(time_limit=-1.0),
+        dict(max_iterations=-1),
+        dict(intermediate=tuple((np.zeros((12, n)), np.ones((12, n))) for n in (6, 5))),
+    ):
+        with pytest.raises(ProblemError):
+            networks.bound(NETS["relu"], LOW, HIGH, ROWS, **bad)
+
+
+def test_nothing_to_open(opening):
+    """No steps are allowed, or there is nothing to search over."""
+    result = networks.bound(
+        NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", rtol=0.0, atol=0.0, max_iterations=0
+    )
+    assert Status.ITERATION_LIMIT in set(result.status.ravel())
+    affine = networks.from_jax(lambda x: x @ WEIGHTS[0], np.zeros(4))
+    result = networks.bound(affine, LOW, HIGH, atol=0.0, rtol=0.0)
+    least = np.minimum(WEIGHTS[0], 0).T @ HIGH.T + np.maximum(WEIGHTS[0], 0).T @ LOW.T
+    np.testing.assert_allclose(result.bound, least.T, rtol=1e-9)
+
+
+def test_crossed_bounds_are_said_without_time(opening):
+    near = CENTRES - 0.2, CENTRES + 0.2
+    narrow = networks.bound(NETS["softplus"], *near, ROWS, intermediate="ibp")
+    result = networks.bound(
+        NETS["softplus"], LOW, HIGH, ROWS, intermediate=narrow.intermediate, time_limit=1e-9
+    )
+    assert Status.BOUNDS_CROSSED in set(result.status.ravel())
+
+
+def test_pickles_keep_double_precision(opening):
+    result = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp")
+    written = pickle.dumps(result)
+    with jax.enable_x64(False):
+        again = pickle.loads(written)
+        np.testing.assert_array_equal(again.inputs, result.inputs)
+        assert again.inputs.dtype == np.float64
+        for mine, theirs in zip(again.intermediate, result.intermediate, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 def test_balls(opening):

@@ -32,6 +32,7 @@ from stagecert.networks.search import (
 )
 from stagecert.problem import as_arrays
 from stagecert.solution import Status
+from stagecert.validate import validate_options
 
 Method = Literal["ibp", "backward", "nonconvex"]
 METHODS = ("ibp", "backward", "nonconvex")
@@ -70,16 +71,27 @@ class Bounds:
     given_inputs: Any  # as below, or a function that fetches them
     given_intermediate: Any
 
-    @functools.cached_property
+    @property
     def inputs(self) -> Any:
         """The input that belongs to each value."""
-        return self.given_inputs() if callable(self.given_inputs) else self.given_inputs
+        return self._fetched("given_inputs")
 
-    @functools.cached_property
+    @property
     def intermediate(self) -> Any:
         """The intervals of the activations' arguments: ((low, high), ...)."""
-        given = self.given_intermediate
-        return given() if callable(given) else given
+        return self._fetched("given_intermediate")
+
+    def _fetched(self, name: str) -> Any:
+        given = getattr(self, name)
+        if callable(given):
+            given = given()
+            object.__setattr__(self, name, given)  # the device's memory is free again
+        return given
+
+    def __getstate__(self) -> dict:
+        # Arrays of JAX may be read in single precision by whoever unpickles them.
+        return {**self.__dict__, "given_inputs": self.inputs,
+                "given_intermediate": self.intermediate}  # fmt: skip
 
     @property
     def attained(self) -> np.ndarray:
@@ -153,7 +165,8 @@ def bound(
             relaxation cannot prove it); a number or (batch, targets).
         ball: (centre, radius): inputs are also within this Euclidean distance of the centre;
             `lower` and `upper` may then be None.
-        max_iterations, time_limit: limits on the search; bounds found until then are valid.
+        max_iterations, time_limit: limits on the search; bounds found until then are valid. (On
+            GPUs, two steps for all problems come before the search, and are not counted.)
         precision: of the search: "float32", "float64", or "tf32", which on GPUs multiplies numbers
             of 11 bits, about twice as fast; for gaps well below 1 % that is too coarse. What is
             returned is always evaluated in float64.
@@ -175,6 +188,8 @@ def bound(
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise ProblemError(f"precision must be one of {known}, not {precision!r}.")
+    if method == "nonconvex":
+        validate_options(atol, rtol, max_iterations, time_limit)
     how = Intermediate.named(intermediate)
     memory = default_memory() if memory is None else memory
     dtype, products = PRECISIONS[precision]
@@ -182,11 +197,12 @@ def bound(
     products = None if jax.default_backend() == "cpu" else products
     with jax.enable_x64(True), jax.default_matmul_precision(products):
         regions = regions_of(network, lower, upper, ball)
+        how.require(regions.count)
         rows = _rows(network, regions.count, objectives)
         goal = _threshold(threshold, rows.shape[:2])
         parts = as_arrays(split(network), jnp.float64)
         show = Progress(progress)
-        if method == "nonconvex" and opens():
+        if method == "nonconvex" and opens() and parts.layers and max_iterations > opening.STEPS:
             limits = dict(atol=atol, rtol=rtol, max_iterations=max_iterations)
             job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
             return _opened(job, time_limit)
@@ -362,37 +378,49 @@ class _Job:
             # What contradicts itself is left to the search, which says so.
             return done & ~contradicts(value, bound, np.finfo(float).eps)
 
+    def judged(self, value, bound, otherwise: np.ndarray, some: Any = slice(None)) -> np.ndarray:
+        """Statuses by these numbers; `otherwise` where they are not what was asked for."""
+        done = self.done(value, bound, some)
+        status = np.where(done, Status.GAP_REACHED, otherwise)
+        if self.goal is not None:
+            status[done & (value <= self.goal[some])] = Status.TARGET_MET
+            status[done & (bound > self.goal[some])] = Status.TARGET_PROVEN
+        with np.errstate(invalid="ignore"):
+            wrong = contradicts(value, bound, np.finfo(float).eps)
+        status[np.isfinite(value) & np.isfinite(bound) & wrong] = Status.CONTRADICTED
+        return status
+
 
 def _opened(job: _Job, time_limit: float | None) -> Bounds:
     begin = time.perf_counter()
     shape = job.rows.shape[:2]
-    steps = min(opening.STEPS, job.limits["max_iterations"])
     value, bound = np.full(shape, np.inf), np.full(shape, -np.inf)
+    crossed = np.zeros(shape, bool)
     # Points and intervals stay on the device, if they take no more than a quarter of the memory.
     held = Held(job.memory * 2**28)
 
-    def absorb(some: slice, checks: list[Check]) -> None:
-        value[some] = np.concatenate([np.asarray(check.value) for check in checks])
-        bound[some] = np.concatenate([np.asarray(check.bound) for check in checks])
-        crossed = np.concatenate([np.asarray(check.crossing) > 0 for check in checks])
-        value[some][crossed | np.isnan(value[some])] = np.inf
+    def absorb(some: slice, new: int, checks: list[Check]) -> None:
+        rows = slice(some.start + new, some.stop)
+        for name, array in (("value", value), ("bound", bound)):
+            array[rows] = np.concatenate([np.asarray(getattr(c, name)) for c in checks])[new:]
+        crossed[rows] = np.concatenate([np.asarray(c.crossing) > 0 for c in checks])[new:]
+        value[rows][crossed[rows] | ~np.isfinite(value[rows])] = np.inf
         done = job.done(value[: some.stop], bound[: some.stop], slice(some.stop))
         job.show.part(some.start, shape[0])("searching", int(done.sum()), value.size)
 
     pending = None
     for some, new in _equal_slices(shape[0], _boxes_to_open(job)):
-        arguments, checks = _first_steps(job, some, steps)
+        arguments, checks = _first_steps(job, some)
         held.add(_kept(checks, arguments, new))
         if pending is not None:  # while the device computes these, those before are read
             absorb(*pending)
-        pending = some, checks
+        pending = some, new, checks
     if pending is not None:
         absorb(*pending)
-    passes = np.full(shape, opening.passes(steps))
-    status = np.full(shape, Status.GAP_REACHED, dtype=object)
-    if job.goal is not None:
-        status[value <= job.goal] = Status.TARGET_MET
-        status[bound > job.goal] = Status.TARGET_PROVEN
+    passes = np.full(shape, opening.passes(opening.STEPS))
+    # What there is no time left for stays as it is.
+    otherwise = np.where(crossed, Status.BOUNDS_CROSSED, Status.TIME_LIMIT)
+    status = job.judged(value, bound, otherwise)
     late = []
     boxes, targets = np.nonzero(~job.done(value, bound))
     at_once = boxes_at_once(job.parts, job.regions.shapes, 1, job.memory / 2)
@@ -400,17 +428,14 @@ def _opened(job: _Job, time_limit: float | None) -> Bounds:
         some = boxes[first : first + at_once], targets[first : first + at_once]
         left = None if time_limit is None else time_limit - (time.perf_counter() - begin)
         if left is not None and left <= 0:
-            status[some] = Status.TIME_LIMIT
-        elif steps == job.limits["max_iterations"]:
-            status[some] = Status.ITERATION_LIMIT
-        else:
-            solution = _searched(job, *some, at_once, held, left)
-            better = solution.value < value[some]
-            late.append((tuple(x[better] for x in some), _rows_of(solution.inputs, better)))
-            value[some] = np.where(better, solution.value, value[some])
-            bound[some] = np.fmax(solution.bound, bound[some])
-            passes[some] += solution.passes + 1
-            status[some] = solution.status
+            break
+        solution = _searched(job, *some, at_once, held, left)
+        better = solution.value < value[some]
+        late.append((tuple(x[better] for x in some), _rows_of(solution.inputs, better)))
+        value[some] = np.where(better, solution.value, value[some])
+        bound[some] = np.fmax(solution.bound, bound[some])
+        passes[some] += solution.passes + 1
+        status[some] = job.judged(value[some], bound[some], solution.status, some)
     return Bounds(
         bound,
         value,
@@ -438,7 +463,7 @@ def _arguments(kept: _Kept):
     return kept.arguments
 
 
-def _first_steps(job: _Job, some: slice, steps: int) -> tuple[Any, list[Check]]:
+def _first_steps(job: _Job, some: slice) -> tuple[Any, list[Check]]:
     """Intervals of some boxes, and what float64 says of the first steps."""
     parts, part = job.parts, job.regions[some]
     show = job.show.part(some.start, job.regions.count)
@@ -446,7 +471,7 @@ def _first_steps(job: _Job, some: slice, steps: int) -> tuple[Any, list[Check]]:
     relaxed = relax(parts.layers, parts.last, part.boxes, arguments)
     problems = parts.layers, parts.last, relaxed, part.sets, jnp.asarray(job.rows[some])
     with jax.enable_x64(job.dtype == np.float64):
-        found = opening.opened(*problems, job.dtype, steps)
+        found = opening.opened(*problems, job.dtype)
     return arguments, checked_in_groups(*problems, found.point, found.proposal)
 
 

@@ -63,6 +63,15 @@ class Intermediate:
             raise ProblemError(f"Intermediate: steps must be at least 1, not {how.steps}.")
         return how
 
+    def require(self, boxes: int) -> None:
+        """Refuses intervals of more boxes than there are; chunks would not notice."""
+        for pair in self.given or ():
+            for ends in pair:
+                if np.ndim(ends) and len(ends) > boxes:
+                    raise ProblemError(
+                        f"intermediate: there are {boxes} boxes, but intervals of {len(ends)}."
+                    )
+
     def chunk(self, rows: slice) -> "Intermediate":
         """The same for some boxes."""
         if self.given is None:
