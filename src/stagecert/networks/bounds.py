@@ -381,7 +381,8 @@ class _Job:
     def judged(self, value, bound, otherwise: np.ndarray, some: Any = slice(None)) -> np.ndarray:
         """Statuses by these numbers; `otherwise` where they are not what was asked for."""
         done = self.done(value, bound, some)
-        status = np.where(done, Status.GAP_REACHED, otherwise)
+        status = otherwise.copy()
+        status[done] = Status.GAP_REACHED
         if self.goal is not None:
             status[done & (value <= self.goal[some])] = Status.TARGET_MET
             status[done & (bound > self.goal[some])] = Status.TARGET_PROVEN
@@ -419,7 +420,8 @@ def _opened(job: _Job, time_limit: float | None) -> Bounds:
         absorb(*pending)
     passes = np.full(shape, opening.passes(opening.STEPS))
     # What there is no time left for stays as it is.
-    otherwise = np.where(crossed, Status.BOUNDS_CROSSED, Status.TIME_LIMIT)
+    otherwise = np.full(shape, Status.TIME_LIMIT, dtype=object)
+    otherwise[crossed] = Status.BOUNDS_CROSSED
     status = job.judged(value, bound, otherwise)
     late = []
     boxes, targets = np.nonzero(~job.done(value, bound))
