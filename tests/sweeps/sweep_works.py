@@ -24,11 +24,14 @@ class Logged:
         log: a file that gets a line "place pid" for each item when it is begun.
         bad: what is wrong with some places: "exit", "segfault", "memory", "hang", "raise".
         seconds: what each item takes.
+        gates: from such a place on, items wait until this many processes have begun something:
+            a process that starts slowly still gets its share.
     """
 
     log: Path
     bad: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
+    gates: dict[int, int] = field(default_factory=dict)
 
     def prepare(self):
         # Opened for appending: lines of several processes do not mix.
@@ -43,6 +46,9 @@ class Logged:
 
     def row(self, item: Item) -> Row:
         misbehave(self.bad.get(item.place))
+        for place, count in self.gates.items():
+            if place <= item.place:
+                wait_until(lambda count=count: len(self.processes()) >= count)
         time.sleep(self.seconds)
         return Row(item.key, item.place, {"square": item.place**2, "note": None})
 

@@ -40,7 +40,7 @@ def store():
 
 
 def test_two_nodes_one_of_which_is_killed(nodes, store, tmp_path):
-    work = Logged(tmp_path / "log", seconds=0.02)
+    work = Logged(tmp_path / "log", seconds=0.02, gates={0: 2})
     engine = Ray(nodes.address, workers=2)
     sweeps.run(items(60), work, store, batch=4, engine=engine)
     assert table(store) == squares(60)
@@ -48,7 +48,7 @@ def test_two_nodes_one_of_which_is_killed(nodes, store, tmp_path):
     assert len(work.processes()) == 2
     wait_until(lambda: not any(map(alive, work.processes())))
 
-    again = Logged(tmp_path / "again", seconds=0.02)
+    again = Logged(tmp_path / "again", seconds=0.02, gates={0: 2})
 
     def kill():
         wait_until(lambda: len(again.processes()) == 2)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,6 +105,13 @@ def test_the_time_limit_holds_also_while_compiling(folder):
     assert (folder / "t.txt").read_text() == "timeout\n"
 
 
+def _catches(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, as Linux tells."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_a_result(folder, number):
     result = folder / f"{number}.txt"
@@ -112,7 +120,12 @@ def test_signals_leave_a_result(folder, number):
          "--result", str(result)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder),
     )  # fmt: skip
-    time.sleep(6)
+    deadline = time.monotonic() + 60
+    while not _catches(process.pid, signal.SIGTERM):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(4)
     assert process.poll() is None
     process.send_signal(number)
     out, _ = process.communicate(timeout=20)
