@@ -57,8 +57,8 @@ def test_items_that_break_their_process_get_rows_that_say_so(store, tmp_path):
 
 def test_an_item_that_takes_too_long(store, tmp_path):
     work = Logged(tmp_path / "log", {2: "hang"})
-    sweeps.run(items(6), work, store, batch=3, engine=Processes(1), timeout=3.0)
-    assert table(store) == squares(6, {2: "took more than 3 s"})
+    sweeps.run(items(6), work, store, batch=3, engine=Processes(1), timeout=2.0)
+    assert table(store) == squares(6, {2: "took more than 2 s"})
     assert work.begun()[2] == 2
 
 

@@ -120,15 +120,18 @@ def test_signals_leave_a_result(folder, number):
          "--result", str(result)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder),
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not _catches(process.pid, signal.SIGTERM):
+    try:
+        deadline = time.monotonic() + 60
+        while not _catches(process.pid, signal.SIGTERM):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(4)
         assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(4)
-    assert process.poll() is None
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=20)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert process.returncode == 10
     assert json.loads(out)["answer"] == "unknown"
     assert result.read_text() == "unknown\n"
