@@ -112,6 +112,16 @@ def _catches(process: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
+def _wait_for_handlers(process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while not _catches(process.pid, signal.SIGTERM):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(4)
+    assert process.poll() is None
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_a_result(folder, number):
     result = folder / f"{number}.txt"
@@ -121,13 +131,7 @@ def test_signals_leave_a_result(folder, number):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder),
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
-        while not _catches(process.pid, signal.SIGTERM):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        time.sleep(4)
-        assert process.poll() is None
+        _wait_for_handlers(process)
         process.send_signal(number)
         out, _ = process.communicate(timeout=20)
     finally:
@@ -135,6 +139,47 @@ def test_signals_leave_a_result(folder, number):
     assert process.returncode == 10
     assert json.loads(out)["answer"] == "unknown"
     assert result.read_text() == "unknown\n"
+
+
+def test_a_signal_ends_the_process_though_nobody_reads(folder):
+    """Neither its messages, nor is there a folder for its result: it went on for ever once."""
+    gone = folder / "gone"
+    gone.mkdir()
+    process = subprocess.Popen(
+        [*PROGRAM, str(folder / "hard.onnx"), str(folder / "hard.vnnlib"),
+         "--result", str(gone / "result.txt")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(folder),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        _wait_for_handlers(process)
+        process.stdout.close()
+        process.stderr.close()
+        gone.rmdir()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 2
+    finally:
+        process.kill()
+
+
+def test_the_result_is_written_though_nobody_reads(folder):
+    result = folder / "unread.txt"
+    command = [*PROGRAM, folder / "model.onnx", folder / "holds.vnnlib", "--result", result]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(folder)
+    )
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+    assert process.wait(120) == 0
+    assert result.read_text() == "unsat\n"
+    result.unlink()
+    words = " ".join(map(str, command[3:]))
+    program = "from stagecert.cli import main; main()"
+    closed = f"'{sys.executable}' -c '{program}' {words} 2>&- >&-"
+    assert subprocess.run(closed, shell=True, env=environment(folder), check=False).returncode == 0
+    assert result.read_text() == "unsat\n"
 
 
 SLOW_WRITER = """

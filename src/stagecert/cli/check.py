@@ -48,7 +48,7 @@ def check(
 
 def _progress():
     """A function that shows how far the check is on a terminal, or None where there is none."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return None
 
     def show(finished: int, total: int) -> None:

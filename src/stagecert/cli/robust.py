@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from stagecert.cli.ending import Watcher
 from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
 from stagecert.cli.running import Running, command
-from stagecert.cli.verify import Watcher
 
 REPORT = "report.html"
 

@@ -1,6 +1,5 @@
 """What commands with long runs share: progress, interruptions, and one end of the process."""
 
-import os
 import shlex
 import sys
 import threading
@@ -23,7 +22,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from stagecert.cli.verify import BAD_INPUT, FAILED
+from stagecert.cli.ending import FAILED, end, say
+from stagecert.cli.verify import BAD_INPUT
 from stagecert.errors import ProblemError
 
 INTERRUPTED = 130
@@ -87,10 +87,9 @@ class Running:
             if not console.is_terminal and now - last > LINE_EVERY:
                 last = now
                 rate = new / (now - begin)
-                print(
+                say(
                     f"{known + new} of {total} {self.items}: {text} since the start, "
-                    f"{rate:.3g}/s, {duration((total - known - new) / rate)} left",
-                    file=sys.stderr,
+                    f"{rate:.3g}/s, {duration((total - known - new) / rate)} left"
                 )
 
         return show
@@ -105,18 +104,17 @@ class Running:
     def interrupted(self) -> None:
         """Leaves a table of what is known, says how to go on, and ends the process."""
         self.claim()
-        print("Interrupted.", file=sys.stderr)
+        say("Interrupted.")
         if self.export is not None:
             try:
                 done, total, out = self.export()
-                print(
+                say(
                     f"{done} of {total} {self.items} are done; {out} has their table. The same "
-                    f"command goes on from there:\n  {command()}",
-                    file=sys.stderr,
+                    f"command goes on from there:\n  {command()}"
                 )
             except (ProblemError, OSError) as error:
-                print(error, file=sys.stderr)
-        self._end(INTERRUPTED)
+                say(error)
+        end(INTERRUPTED)
 
     def timed_out(self) -> None:
         """There is no time limit."""
@@ -140,14 +138,8 @@ class Running:
 
     def _fail(self, message: str, code: int) -> None:
         self.claim()
-        print(message, file=sys.stderr)
-        self._end(code)
-
-    def _end(self, code: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Compilations run in threads that cannot be stopped in any other way.
-        os._exit(code)
+        say(message)
+        end(code)
 
 
 class _Speed(ProgressColumn):

@@ -9,9 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from stagecert.cli.ending import Watcher
 from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
 from stagecert.cli.running import Running, command, duration
-from stagecert.cli.verify import Watcher, set_up_jax
+from stagecert.cli.verify import set_up_jax
 
 WRONG = 1
 REPORT = "report.html"

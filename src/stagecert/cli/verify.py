@@ -2,9 +2,6 @@
 
 import json
 import os
-import select
-import signal
-import socket
 import sys
 import threading
 import time
@@ -13,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from stagecert.cli.ending import FAILED, Watcher, end, say
 from stagecert.errors import ProblemError
 from stagecert.files import write_whole
 
-DECIDED, UNDECIDED, BAD_INPUT, FAILED, NO_CERTIFICATE = 0, 10, 2, 3, 4
+DECIDED, UNDECIDED, BAD_INPUT, NO_CERTIFICATE = 0, 10, 2, 4
 
 
 def verify(
@@ -94,7 +92,7 @@ class _Outcome:
 
     def progress(self):
         """A function that shows a line on a terminal, or None where there is none."""
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return None
         width = max(os.get_terminal_size(sys.stderr.fileno()).columns - 1, 20)
 
@@ -113,20 +111,19 @@ class _Outcome:
             text += "\n" + verdict.counterexample.text()
         if self.as_json:
             writing = None if self.writing is None else round(self.writing, 3)
-            self._print(json.dumps(verdict.to_dict() | {"certificate_seconds": writing}))
+            say(json.dumps(verdict.to_dict() | {"certificate_seconds": writing}), to_stdout=True)
         elif self.quiet:
-            self._print(verdict.answer)
+            say(verdict.answer, to_stdout=True)
         else:
-            self._print(text)
-            print(
+            say(text, to_stdout=True)
+            say(
                 f"{verdict.reason} {sum(c.refuted for c in verdict.cases)} of "
-                f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s",
-                file=sys.stderr,
+                f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s"
             )
         if verdict.answer == "unsat" and self.missing is not None:
             # Interrupted writing leaves its temporary file behind.
             self.missing.with_name(f".{self.missing.name}.{os.getpid()}.tmp").unlink(True)
-            print(f"{self.missing} was not written.", file=sys.stderr)
+            say(f"{self.missing} was not written.")
             self._end(NO_CERTIFICATE, text)
         self._end(DECIDED if verdict.decided else UNDECIDED, text)
 
@@ -141,10 +138,12 @@ class _Outcome:
     def fail(self, message: str, code: int) -> None:
         """Says what is wrong and ends the process; the answer is `unknown`."""
         self._claim()
-        print(message, file=sys.stderr)
+        say(message)
         if code == FAILED:
-            self._print(json.dumps({"answer": "unknown", "reason": message}) if self.as_json
-                        else "unknown")  # fmt: skip
+            said = (
+                json.dumps({"answer": "unknown", "reason": message}) if self.as_json else "unknown"
+            )
+            say(said, to_stdout=True)
         self._end(code, "error" if code == BAD_INPUT else "unknown")
 
     def _partial(self, answer: str, reason: str) -> None:
@@ -162,52 +161,14 @@ class _Outcome:
         if self._drawn:
             sys.stderr.write("\r\x1b[K")
 
-    def _print(self, text: str) -> None:
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:
-            # Nobody reads; the result file is still written.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
     def _end(self, code: int, text: str) -> None:
         if self.result is not None:
             try:
                 write_whole(self.result, text + "\n")
             except OSError as error:
-                print(f"{self.result} cannot be written: {error}", file=sys.stderr)
+                say(f"{self.result} cannot be written: {error}")
                 code = BAD_INPUT
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Compilations run in threads that cannot be stopped in any other way.
-        os._exit(code)
-
-
-class Watcher(threading.Thread):
-    """Ends the work at its deadline or on a signal, also while a compilation is under way.
-
-    Python runs signal handlers between two steps of its main thread, which can be a minute away
-    when JAX compiles. So signals wake up this thread.
-    """
-
-    def __init__(self, deadline: float | None, outcome: Any):
-        super().__init__(daemon=True)
-        self.deadline, self.outcome = deadline, outcome
-        self.awake, wake = socket.socketpair()
-        wake.setblocking(False)
-        self.wake = wake
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-
-    def run(self) -> None:
-        """Waits."""
-        while True:
-            wait = None if self.deadline is None else self.deadline - time.monotonic()
-            if wait is not None and wait <= 0:
-                self.outcome.timed_out()
-            ready, _, _ = select.select([self.awake], [], [], wait)
-            if ready and set(self.awake.recv(16)) & {signal.SIGINT, signal.SIGTERM}:
-                self.outcome.interrupted()
+        end(code)
 
 
 def set_up_jax() -> None:
@@ -230,10 +191,10 @@ def _write_certificate(path: Path, model: Path, property: Path, verdict, say) ->
         proof = certificates.proof_of(model, property, verdict.proof, progress=say)
         certificates.write(path, proof)
     except (ProblemError, OSError) as error:
-        print(error, file=sys.stderr)
+        say(error)
         return False
     except Exception as error:  # the answer stands, but nothing was written
-        print(f"No certificate: {type(error).__name__}: {error}", file=sys.stderr)
+        say(f"No certificate: {type(error).__name__}: {error}")
         return False
     return True
 
