@@ -49,9 +49,9 @@ def _both(name, monkeypatch, **options):
 @pytest.mark.parametrize(
     ("name", "rtol"),
     [
-        ("relu", 1e-3),
+        ("relu", 1e-1),
         ("softplus", 1e-1),
-        pytest.param("relu", 1e-1, marks=pytest.mark.slow),
+        pytest.param("relu", 1e-3, marks=pytest.mark.slow),
         pytest.param("softplus", 1e-3, marks=pytest.mark.slow),
     ],
 )
@@ -136,6 +136,7 @@ def test_useless_intervals(opening):
     assert not np.any(result.status == Status.GAP_REACHED)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_none(opening):
     def overflowing(x):
         for _ in range(9):

@@ -170,6 +170,7 @@ def test_what_was_refused_is_tried_again(data, tmp_path, monkeypatch):
     assert records.read(tmp_path).get(NETWORKS[0], "ibp") is not None
 
 
+@pytest.mark.slow
 def test_two_workers_find_the_same(data, out, tmp_path):
     """Also what stops at the bounds of another run, whose item fails if there are none."""
     options = [*arguments(data, tmp_path)[:6], "--workers", "2", "--networks", *NETWORKS]

@@ -183,12 +183,12 @@ def set_up_jax() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def _write_certificate(path: Path, model: Path, property: Path, verdict, say) -> bool:
+def _write_certificate(path: Path, model: Path, property: Path, verdict, progress) -> bool:
     """Whether a certificate was written; if not, the reason is on standard error."""
     from stagecert.verify import certificates
 
     try:
-        proof = certificates.proof_of(model, property, verdict.proof, progress=say)
+        proof = certificates.proof_of(model, property, verdict.proof, progress=progress)
         certificates.write(path, proof)
     except (ProblemError, OSError) as error:
         say(error)
