@@ -55,9 +55,23 @@ def require(data: Path, networks: Sequence[str]) -> None:
 
 
 def image_count(data: Path) -> int:
-    """How many test images there are."""
-    with np.load(images_file(data)) as file:
-        return len(file["labels"])
+    """How many test images there are.
+
+    Raises:
+        ProblemError: the file is damaged, or is another one.
+    """
+    path = images_file(data)
+    try:
+        with path.open("rb") as stream, np.load(stream) as file:
+            images, labels = file["images"], file["labels"]
+    except Exception as error:  # NumPy raises whatever the layer that fails does
+        raise ProblemError(f"{path} cannot be read: {error}") from error
+    if images.dtype != np.uint8 or images.ndim != 4 or labels.shape != images.shape[:1]:
+        raise ProblemError(
+            f"{path} must have `images` (uint8, batch x height x width x channels) and `labels`, "
+            f"one for each; it has {images.dtype} {images.shape} and {labels.shape}."
+        )
+    return len(labels)
 
 
 def configuration(data: Path) -> dict[str, Any]:

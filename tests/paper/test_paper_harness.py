@@ -431,6 +431,21 @@ def test_require_accepts_what_is_there(data):
         sweep.require(data, ["small_relu_adv"])
 
 
+def test_damaged_images_are_named(data, tmp_path):
+    path = sweep.images_file(tmp_path)
+    path.parent.mkdir()
+    assert sweep.image_count(data) == 6
+    path.write_bytes(sweep.images_file(data).read_bytes()[:-100])
+    with pytest.raises(ProblemError, match=r"test\.npz cannot be read"):
+        sweep.image_count(tmp_path)
+    np.savez(path, images=np.zeros((2, 3)))
+    with pytest.raises(ProblemError, match="labels"):
+        sweep.image_count(tmp_path)
+    np.savez(path, images=np.zeros((2, 3, 32, 32)), labels=np.zeros(2))
+    with pytest.raises(ProblemError, match="uint8"):
+        sweep.image_count(tmp_path)
+
+
 def test_page_of_the_documentation_is_filled_in(out, tmp_path):
     page = tmp_path / "paper.md"
     page.write_text(
