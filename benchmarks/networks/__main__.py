@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import DATA, ROOT
+from benchmarks.data import DATA, ROOT, images_file, network_file
 from stagecert import machine
 
 RESULTS = ROOT / "benchmarks" / "results" / "networks"
@@ -33,8 +33,8 @@ PEERS = {
 def _run(python, module: str, network: str, images: int, out: Path, more: list[str], cpu: int):
     command = [
         "taskset", "-c", str(cpu), python, "-m", module,
-        "--network", str(DATA / "networks" / "paper" / f"{network}.onnx"),
-        "--images", str(images), "--data", str(DATA / "cifar10" / "test.npz"),
+        "--network", str(network_file(DATA, network)),
+        "--images", str(images), "--data", str(images_file(DATA)),
         "--out", str(out), *more,
     ]  # fmt: skip
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

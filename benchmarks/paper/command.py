@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.data import DATA, ROOT
+from benchmarks.data import DATA, ROOT, images_file, read_images, require
 from benchmarks.paper import plan, records, report, sweep, tables
 from stagecert.errors import ProblemError
 from stagecert.sweeps import Store
@@ -159,8 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if needs_data and not options.report_only:
         try:
-            sweep.require(options.data, options.networks or plan.NETWORKS)
-            images = sweep.image_count(options.data)
+            require(options.data, options.networks or plan.NETWORKS)
+            pixels, _ = read_images(images_file(options.data))
+            if pixels.ndim != 4:
+                raise ProblemError("The test images must have an axis of channels, the last one.")
+            images = len(pixels)
             if not options.all:
                 if not 0 < options.images <= images:
                     raise ProblemError(f"--images must lie in 1 .. {images}.")

@@ -24,9 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import DATA, ROOT
+from benchmarks.data import DATA, ROOT, images_file, network_file, require
 from benchmarks.networks.peers.common import load_problems
 from stagecert import machine, networks
+from stagecert.errors import ProblemError
 from stagecert.files import write_whole
 from stagecert.networks import bounds, opening
 from stagecert.networks.operations import Linear
@@ -34,7 +35,7 @@ from stagecert.networks.relaxation import split
 
 EPS = 8 / 255
 GAP = 1e-2
-PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32"}
+PRECISIONS = ("float32", "tf32")
 # What kernels are called, and what they do; the first that fits counts.
 KERNELS = (
     ("convolutions and matrix products",
@@ -211,14 +212,13 @@ def main() -> None:
     options = parser.parse_args()
     if jax.default_backend() == "cpu":
         parser.error("JAX sees no accelerator here.")
-    images = options.data / "cifar10" / "test.npz"
-    file = options.data / "networks" / "paper" / f"{options.network}.onnx"
-    for needed in (images, file):
-        if not needed.is_file():
-            parser.error(f"{needed} is not there; --data or STAGECERT_DATA names its folder.")
+    try:
+        require(options.data, [options.network])
+    except ProblemError as error:
+        parser.error(str(error))
 
-    problems = load_problems(images, options.images, EPS)
-    network = networks.load(file)
+    problems = load_problems(images_file(options.data), options.images, EPS)
+    network = networks.load(network_file(options.data, options.network))
     count, entries = operations(network)
     device = jax.devices()[0]
     record: dict = {
@@ -239,7 +239,8 @@ def main() -> None:
     chosen = list(PRECISIONS) if options.precision == "both" else [options.precision]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for precision in chosen:
-        with jax.default_matmul_precision(PRECISIONS[precision]):  # of the measured speeds
+        _, products = bounds.PRECISIONS[precision]
+        with jax.default_matmul_precision(products):  # of the measured speeds
             again = functools.partial(run, precision)
             result, record[precision] = measured(again, network, options.runs)
         if "peak bytes" not in record:

@@ -1,6 +1,5 @@
 """Tables, figures and one HTML page from the data files."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.paper import figures, plan, tables
@@ -27,14 +26,14 @@ TIMES = (
 )
 
 
-def render(out: Path, parts: Sequence[str] = PARTS) -> Path:
+def render(out: Path) -> Path:
     """Writes Markdown tables, figures and the report; returns the report's path."""
     records = read(out)
     page = Page("The paper's experiments", LEAD)
     page.paragraph(TIMES)
     text = ["# The paper's experiments", "", LEAD, "", TIMES, ""]
-    for part in [name for name in tables.TABLES if name in parts]:
-        made = [table for table in tables.TABLES[part](records) if table.rows]
+    for part, made_of in tables.TABLES.items():
+        made = [table for table in made_of(records) if table.rows]
         if not made:
             continue
         page.heading(tables.TITLES[part])
@@ -48,8 +47,8 @@ def render(out: Path, parts: Sequence[str] = PARTS) -> Path:
             for note in table.notes:
                 page.paragraph(note)
             text += [f"### {table.title}", "", table.markdown(), ""]
-    for part in [name for name in figures.FIGURES if name in parts]:
-        drawings = list(figures.FIGURES[part](records))
+    for part, drawn_of in figures.FIGURES.items():
+        drawings = list(drawn_of(records))
         if drawings:
             page.heading(figures.TITLES[part])
         for drawn in drawings:

@@ -16,62 +16,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.data import images_file, network_file
 from benchmarks.paper import plan
 from benchmarks.paper.methods import Outcome, PaperProblems, Stop, Trace, named
 from stagecert import sweeps
 from stagecert.compiling import use_compilation_cache
-from stagecert.errors import ProblemError
 from stagecert.sweeps import Engine, InProcess, Item, Processes, Row, Store
 from stagecert.sweeps.worker import settings
 
 
 class Failed(Exception):
     """Some items could not be computed; the others were."""
-
-
-def network_file(data: Path, network: str) -> Path:
-    """Where a network is."""
-    return data / "networks" / "paper" / f"{network}.onnx"
-
-
-def images_file(data: Path) -> Path:
-    """Where the test images are."""
-    return data / "cifar10" / "test.npz"
-
-
-def require(data: Path, networks: Sequence[str]) -> None:
-    """Says what is missing from the folder of data, if anything is."""
-    needed = [images_file(data), *(network_file(data, name) for name in networks)]
-    missing = [path for path in needed if not path.is_file()]
-    if missing:
-        raise ProblemError(
-            f"{missing[0]} is not there"
-            + (f" ({len(missing)} files are missing)" if len(missing) > 1 else "")
-            + ".\nGive the folder of the data with --data, or set STAGECERT_DATA to it. It has"
-            "\n  cifar10/test.npz: `images` (uint8, batch x height x width x channels), `labels`"
-            "\n  networks/paper/NAME.onnx: the networks, NAME as in tiny_relu_adv"
-            "\nNetworks are trained by `python -m benchmarks.paper.train`."
-        )
-
-
-def image_count(data: Path) -> int:
-    """How many test images there are.
-
-    Raises:
-        ProblemError: the file is damaged, or is another one.
-    """
-    path = images_file(data)
-    try:
-        with path.open("rb") as stream, np.load(stream) as file:
-            images, labels = file["images"], file["labels"]
-    except Exception as error:  # NumPy raises whatever the layer that fails does
-        raise ProblemError(f"{path} cannot be read: {error}") from error
-    if images.dtype != np.uint8 or images.ndim != 4 or labels.shape != images.shape[:1]:
-        raise ProblemError(
-            f"{path} must have `images` (uint8, batch x height x width x channels) and `labels`, "
-            f"one for each; it has {images.dtype} {images.shape} and {labels.shape}."
-        )
-    return len(labels)
 
 
 def configuration(data: Path) -> dict[str, Any]:
@@ -345,4 +300,4 @@ def outcomes(store: Store, works: Sequence[plan.Work]) -> dict[tuple[str, str], 
     return found
 
 
-__all__ = ["Failed", "Outcome", "compute", "configuration", "outcomes", "require"]
+__all__ = ["Failed", "Outcome", "compute", "configuration", "outcomes"]

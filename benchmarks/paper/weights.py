@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import DATA, ROOT
+from benchmarks.data import DATA, ROOT, images_file, network_file
 from benchmarks.networks.peers.common import load_network
 from benchmarks.paper import published
 from benchmarks.paper.methods import PaperProblems, named
@@ -76,7 +76,7 @@ def measured(problems: PaperProblems) -> dict:
 
 def rows(data: Path, name: str, radii, images: int, steps: int, folder: Path) -> list[dict]:
     """One network as it is, and trained on at each radius."""
-    path, pictures = data / "networks" / "paper" / f"{name}.onnx", data / "cifar10" / "test.npz"
+    path, pictures = network_file(data, name), images_file(data)
     everything = Images.load(pictures)
     held_out = Images(everything.images[:HELD_OUT], everything.labels[:HELD_OUT])
     others = Images(everything.images[HELD_OUT:], everything.labels[HELD_OUT:])

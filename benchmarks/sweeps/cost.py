@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.data import DATA, ROOT
+from benchmarks.data import DATA, ROOT, images_file, network_file, read_images
 
 RESULTS = ROOT / "benchmarks" / "results"
 # Networks of the paper, their times, and the images that bytes are measured on.
@@ -43,14 +43,11 @@ def times() -> dict:
 
 def store_bytes() -> dict:
     """Bytes of rows on their way and in the store, with and without counterexamples."""
-    import numpy as np
-
     from stagecert.robust.robust import Robustness
     from stagecert.sweeps.store import DATABASE
 
-    with np.load(DATA / "cifar10" / "test.npz") as file:
-        images, labels = file["images"], file["labels"]
-    model = DATA / "networks" / "paper" / f"tiny_{KIND}.onnx"
+    images, labels = read_images(images_file(DATA))
+    model = network_file(DATA, f"tiny_{KIND}")
     run = Robustness(model, images, labels, "8/255", method="backward", limit=IMAGES)
     with tempfile.TemporaryDirectory() as folder:
         with run.store(folder) as store:

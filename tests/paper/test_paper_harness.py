@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import stagecert as sc
+from benchmarks.data import images_file, network_file, read_images, require
 from benchmarks.paper import command, figures, plan, published, records, report, sweep, tables
 from benchmarks.paper.training import model
 from benchmarks.paper.training.architectures import parse
@@ -37,9 +38,7 @@ def data(tmp_path_factory):
     layers = parse("fc8", 10)
     for seed, name in enumerate(NETWORKS):
         parameters = model.initialise(layers, SHAPE, jax.random.key(seed))
-        model.save_onnx(
-            sweep.network_file(folder, name), layers, name.split("_")[1], parameters, SHAPE
-        )
+        model.save_onnx(network_file(folder, name), layers, name.split("_")[1], parameters, SHAPE)
     return folder
 
 
@@ -70,7 +69,7 @@ def found(out):
 def test_data_are_those_of_the_methods(data, out):
     """Bounds in the files are what the library says, and sound: below sampled margins."""
     problems = sweep.PaperProblems.load(
-        sweep.network_file(data, NETWORKS[0]), sweep.images_file(data), 3, plan.EPS
+        network_file(data, NETWORKS[0]), images_file(data), 3, plan.EPS
     )
     direct = sc.networks.bound(
         problems.network, problems.lower, problems.upper, problems.rows,
@@ -200,8 +199,8 @@ def test_what_stops_at_bounds_that_are_missing_fails(data, tmp_path):
 def test_other_data_are_refused(data, out, tmp_path, capsys):
     other = tmp_path / "data"
     shutil.copytree(data, other)
-    with np.load(sweep.images_file(data)) as file:
-        np.savez(sweep.images_file(other), images=255 - file["images"], labels=file["labels"])
+    with np.load(images_file(data)) as file:
+        np.savez(images_file(other), images=255 - file["images"], labels=file["labels"])
     assert command.main(arguments(other, out)) == 2
     assert "another configuration" in capsys.readouterr().err
 
@@ -426,24 +425,37 @@ def test_drawings_of_the_example():
 
 
 def test_require_accepts_what_is_there(data):
-    sweep.require(data, NETWORKS)
+    require(data, NETWORKS)
     with pytest.raises(ProblemError, match=r"small_relu_adv\.onnx is not there"):
-        sweep.require(data, ["small_relu_adv"])
+        require(data, ["small_relu_adv"])
 
 
 def test_damaged_images_are_named(data, tmp_path):
-    path = sweep.images_file(tmp_path)
+    path = images_file(tmp_path)
     path.parent.mkdir()
-    assert sweep.image_count(data) == 6
-    path.write_bytes(sweep.images_file(data).read_bytes()[:-100])
+    assert len(read_images(images_file(data))[1]) == 6
+    path.write_bytes(images_file(data).read_bytes()[:-100])
     with pytest.raises(ProblemError, match=r"test\.npz cannot be read"):
-        sweep.image_count(tmp_path)
+        read_images(path)
     np.savez(path, images=np.zeros((2, 3)))
     with pytest.raises(ProblemError, match="labels"):
-        sweep.image_count(tmp_path)
+        read_images(path)
+    np.savez(path, images=np.zeros((2, 3, 5, 5), np.uint8), labels=np.zeros(3, int))
+    with pytest.raises(ProblemError, match="one for each image"):
+        read_images(path)
     np.savez(path, images=np.zeros((2, 3, 32, 32)), labels=np.zeros(2))
     with pytest.raises(ProblemError, match="uint8"):
-        sweep.image_count(tmp_path)
+        read_images(path)
+
+
+def test_images_without_channels_are_refused(data, tmp_path, capsys):
+    other = tmp_path / "data"
+    shutil.copytree(data, other)
+    with np.load(images_file(data)) as file:
+        np.savez(images_file(other), images=file["images"][..., 0], labels=file["labels"])
+    run = ["--data", str(other), "--out", str(tmp_path / "out"), "--networks", NETWORKS[0]]
+    assert command.main(run) == 2
+    assert "axis of channels" in capsys.readouterr().err
 
 
 def test_page_of_the_documentation_is_filled_in(out, tmp_path):

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 
+from benchmarks.data import read_images
 from benchmarks.paper.training import losses, model
 from benchmarks.paper.training.architectures import parse
 from stagecert.files import written_whole
@@ -86,20 +87,7 @@ class Images:
     @staticmethod
     def load(path: Path) -> "Images":
         """From an .npz with `images` (uint8, batch x height x width [x channels]) and `labels`."""
-        with np.load(path) as file:
-            missing = {"images", "labels"} - set(file.files)
-            if missing:
-                raise ValueError(f"{path} has no array '{sorted(missing)[0]}'")
-            images, labels = file["images"], file["labels"]
-        if images.dtype != np.uint8 or images.ndim not in (3, 4):
-            raise ValueError(
-                f"{path}: images must be uint8, batch x height x width x channels; they are "
-                f"{images.dtype} of shape {images.shape}"
-            )
-        if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-            raise ValueError(f"{path}: labels must be whole numbers, one for each image")
-        if len(labels) == 0 or labels.min() < 0:
-            raise ValueError(f"{path}: there must be images, and labels from 0 on")
+        images, labels = read_images(path)
         images = images if images.ndim == 4 else images[..., None]
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).astype(np.float32) / 255
         return Images(images, labels.astype(np.int32))

@@ -7,9 +7,10 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
-FAILED = 3
+# Exit statuses that commands have in common.
+BAD_INPUT, FAILED = 2, 3
 
 
 def say(text: object, to_stdout: bool = False) -> None:
@@ -37,6 +38,27 @@ def end(code: int) -> NoReturn:
         os._exit(code)
 
 
+class Ending:
+    """What ends the process, once, whichever thread comes first."""
+
+    def __init__(self):
+        # Whoever has the right may still fail: another claim by the same thread does not wait.
+        self._once = threading.RLock()
+
+    def claim(self) -> None:
+        """Takes the right to end the process; a thread that comes later waits for that end."""
+        if not self._once.acquire(blocking=False):
+            threading.Event().wait()
+
+    def timed_out(self) -> None:
+        """Ends the process when time is up; not called where there is no limit."""
+        raise NotImplementedError
+
+    def interrupted(self) -> None:
+        """Ends the process when the user wants no more."""
+        raise NotImplementedError
+
+
 class Watcher(threading.Thread):
     """Ends the work at its deadline or on a signal, also while a compilation is under way.
 
@@ -45,12 +67,12 @@ class Watcher(threading.Thread):
 
     Args:
         deadline: a time of the monotonic clock, or None.
-        outcome: has `timed_out` and `interrupted`, which end the process.
+        ending: told of the one or the other.
     """
 
-    def __init__(self, deadline: float | None, outcome: Any):
+    def __init__(self, deadline: float | None, ending: Ending):
         super().__init__(daemon=True)
-        self.deadline, self.outcome = deadline, outcome
+        self.deadline, self.ending = deadline, ending
         self.awake, wake = socket.socketpair()
         wake.setblocking(False)
         self.wake = wake
@@ -64,10 +86,10 @@ class Watcher(threading.Thread):
             while True:
                 wait = None if self.deadline is None else self.deadline - time.monotonic()
                 if wait is not None and wait <= 0:
-                    self.outcome.timed_out()
+                    self.ending.timed_out()
                 ready, _, _ = select.select([self.awake], [], [], wait)
                 if ready and set(self.awake.recv(16)) & {signal.SIGINT, signal.SIGTERM}:
-                    self.outcome.interrupted()
+                    self.ending.interrupted()
         except Exception as error:
             # Without this thread nothing but SIGKILL would end the process.
             say(f"{type(error).__name__}: {error}")

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from stagecert.cli.ending import FAILED, end, say
-from stagecert.cli.verify import BAD_INPUT
+from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, end, say
 from stagecert.errors import ProblemError
 
 INTERRUPTED = 130
@@ -31,7 +29,7 @@ INTERRUPTED = 130
 LINE_EVERY = 30.0
 
 
-class Running:
+class Running(Ending):
     """A run that shows its progress and ends the process once, whichever thread comes first.
 
     Args:
@@ -42,11 +40,10 @@ class Running:
     """
 
     def __init__(self, items: str, verdict: str, shown: Sequence[str], quiet: bool):
+        super().__init__()
         self.items, self.verdict, self.shown, self.quiet = items, verdict, shown, quiet
         # Writes the tables of what is known; returns how many are done, how many there are, where.
         self.export: Callable[[], tuple[int, int, Path]] | None = None
-        # Whoever has the right may still fail: another claim by the same thread does not wait.
-        self._once = threading.RLock()
         self._bar: Progress | None = None
 
     def progress(self, known: int, total: int) -> Callable[[list[Any]], None] | None:
@@ -95,9 +92,8 @@ class Running:
         return show
 
     def claim(self) -> None:
-        """Takes the right to end the process; a thread that comes later waits for that end."""
-        if not self._once.acquire(blocking=False):
-            threading.Event().wait()
+        """Also takes the bar away."""
+        super().claim()
         if self._bar is not None:
             self._bar.stop()
 
@@ -115,9 +111,6 @@ class Running:
             except (ProblemError, OSError) as error:
                 say(error)
         end(INTERRUPTED)
-
-    def timed_out(self) -> None:
-        """There is no time limit."""
 
     @contextmanager
     def failures(self, smaller: str) -> Iterator[None]:

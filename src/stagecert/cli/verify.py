@@ -3,18 +3,17 @@
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from stagecert.cli.ending import FAILED, Watcher, end, say
+from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
 from stagecert.errors import ProblemError
 from stagecert.files import write_whole
 
-DECIDED, UNDECIDED, BAD_INPUT, NO_CERTIFICATE = 0, 10, 2, 4
+DECIDED, UNDECIDED, NO_CERTIFICATE = 0, 10, 4
 
 
 def verify(
@@ -79,15 +78,15 @@ def verify(
         outcome.finish(verdict)
 
 
-class _Outcome:
+class _Outcome(Ending):
     """Prints and writes one answer, whoever has it first, and ends the process."""
 
     def __init__(self, result: Path | None, certificate: Path | None, as_json: bool, quiet: bool):
+        super().__init__()
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
         self.missing = certificate  # what an `unsat` still owes
         self.writing: float | None = None  # seconds that the certificate took
-        self._once = threading.Lock()
         self._drawn = False
 
     def progress(self):
@@ -105,7 +104,7 @@ class _Outcome:
 
     def finish(self, verdict) -> None:
         """Prints a verdict, writes it and ends the process."""
-        self._claim()
+        self.claim()
         text = verdict.answer
         if verdict.counterexample is not None:
             text += "\n" + verdict.counterexample.text()
@@ -137,7 +136,7 @@ class _Outcome:
 
     def fail(self, message: str, code: int) -> None:
         """Says what is wrong and ends the process; the answer is `unknown`."""
-        self._claim()
+        self.claim()
         say(message)
         if code == FAILED:
             said = (
@@ -154,10 +153,9 @@ class _Outcome:
             verdict = Verdict(answer, None, (), 0.0, reason)  # type: ignore
         self.finish(verdict)
 
-    def _claim(self) -> None:
-        if not self._once.acquire(blocking=False):
-            # Another thread is about to end the process.
-            threading.Event().wait()
+    def claim(self) -> None:
+        """Also wipes the line of progress."""
+        super().claim()
         if self._drawn:
             sys.stderr.write("\r\x1b[K")
 

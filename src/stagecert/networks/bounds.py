@@ -202,8 +202,8 @@ def bound(
         goal = _threshold(threshold, rows.shape[:2])
         parts = as_arrays(split(network), jnp.float64)
         show = Progress(progress)
+        limits = dict(atol=atol, rtol=rtol, max_iterations=max_iterations)
         if method == "nonconvex" and opens() and parts.layers and max_iterations > opening.STEPS:
-            limits = dict(atol=atol, rtol=rtol, max_iterations=max_iterations)
             job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
             return _opened(job, time_limit)
         chunk = boxes_at_once(parts, regions.shapes, rows.shape[1], memory)
@@ -219,7 +219,7 @@ def bound(
                     None if goal is None else goal[some],
                     method,
                     how.chunk(some),
-                    dict(atol=atol, rtol=rtol, max_iterations=max_iterations),
+                    limits,
                     time_limit,
                     dtype,
                     memory,
