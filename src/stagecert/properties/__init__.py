@@ -7,7 +7,9 @@
 A file describes the counterexamples. `Property.cases` lists every way to be one.
 """
 
+import dataclasses
 import gzip
+import hashlib
 import io
 import os
 import zlib
@@ -71,7 +73,9 @@ def load(
             f"{name}: larger than {max_bytes:,} bytes; raise `max_bytes` if it is meant to be.",
             source=name,
         )
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if isinstance(data, bytes):
         # Comments may be in any encoding; elsewhere a replaced character is an error anyway.
         data = data.decode("utf-8-sig", errors="replace")
-    return normalise(Reader(data, name).read(), name, max_cases)
+    found = normalise(Reader(data, name).read(), name, max_cases)
+    return dataclasses.replace(found, digest=hashlib.sha256(raw).hexdigest())

@@ -1,5 +1,6 @@
 """Models that are read once and asked about many properties."""
 
+import gzip
 import hashlib
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import onnx
 
 from stagecert import networks
+from stagecert.rigor import graph
+from stagecert.rigor.numbers import Arithmetic
 from stagecert.verify.replay import open_session
 
 
@@ -31,6 +34,23 @@ class OpenModel:
     def session(self) -> tuple[Any, list]:
         """The model in ONNX Runtime, and its inputs: (name, shape, type) of each."""
         return open_session(self.source)
+
+    @cached_property
+    def _contents(self) -> bytes:
+        if isinstance(self.source, onnx.ModelProto):
+            return self.source.SerializeToString()
+        data = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+    @cached_property
+    def program(self) -> graph.Program:
+        """The model as the checker reads it; it raises `rigor.functions.Refused`."""
+        return graph.read(self._contents, Arithmetic())
+
+    @cached_property
+    def digest(self) -> str:
+        """What a certificate says of the model's file."""
+        return hashlib.sha256(self._contents).hexdigest()
 
 
 def opened(model) -> OpenModel:
