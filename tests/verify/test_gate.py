@@ -8,9 +8,11 @@ import pytest
 from exact import dense, random_layers, smallest_violation, vnnlib
 
 from stagecert import properties
+from stagecert.errors import ProblemError
 from stagecert.networks import onnx_nodes
 from stagecert.networks import operations as op
 from stagecert.rigor import check, graph
+from stagecert.robust import robust
 from stagecert.verify import Verification, proving, verify
 from stagecert.verify.replay import Replay
 
@@ -144,6 +146,32 @@ def test_properties_know_what_their_file_held(tmp_path):
     (tmp_path / "p.vnnlib.gz").write_bytes(gzip.compress(text.encode()))
     for source in (text, text.encode(), tmp_path / "p.vnnlib.gz"):
         assert properties.load(source).digest == digest
+
+
+def test_images_are_certified_only_where_the_checker_agrees(faulty):
+    """With its biases the classifier prefers the other class at the end of the box."""
+    model = dense([([[1, 0], [-1, 0]], [0, 1.2]), (np.eye(2), [0, 0])]).SerializeToString()
+    image, eps = np.array([[0.75, 0.5]]), "1/5"
+    right = onnx_nodes.CONVERTERS["Gemm"]
+    report = robust(model, image, [0], eps, restarts=1, method="ibp")
+    (row,) = report.rows
+    assert report.certified == 0
+    if row["status"] == "unknown":
+        assert "the checker rejects the proof" in row["note"]
+    assert right is onnx_nodes.CONVERTERS["Gemm"]
+    (row,) = robust(model, image, [0], "1/100", restarts=1, method="ibp").rows
+    assert (row["status"], row["certified"], row["checked"]) == ("certified", True, True)
+    (row,) = robust(model, image, [0], "1/100", restarts=1, method="ibp", check=False).rows
+    assert (row["status"], row["certified"], row["checked"]) == ("certified", True, False)
+
+
+def test_models_that_the_checker_does_not_cover_certify_no_images(monkeypatch):
+    monkeypatch.delitem(graph.HANDLERS, "Relu")
+    model = dense(random_layers(1)).SerializeToString()
+    image, label = np.array([[0.5, 0.5]]), [0]
+    with pytest.raises(ProblemError, match="The checker cannot follow this model.*--unchecked"):
+        robust(model, image, label, "1/100")
+    assert robust(model, image, label, "1/100", check=False).done == 1
 
 
 FAULTY = """

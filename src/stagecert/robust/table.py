@@ -23,6 +23,7 @@ COLUMNS = {
     "correct": bool,
     "attacked": bool,
     "certified": bool,
+    "checked": bool,
     "method": str,
     "bound": float,
     "attack": float,

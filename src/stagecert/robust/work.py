@@ -1,22 +1,25 @@
-"""What is done for a batch of images: predict, attack, then bounds of rising cost."""
+"""What is done for a batch of images: predict, attack, bounds of rising cost, and the check."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from stagecert import networks
+from stagecert import networks, properties
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.relaxation import split
+from stagecert.rigor.functions import Refused
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import attack
-from stagecert.verify.replay import open_session
+from stagecert.verify.models import OpenModel
+from stagecert.verify.proving import Rejected, certify
 
 METHODS = ("ibp", "backward", "nonconvex", "optimised")
 # The attack aims at this many classes at most: those that come nearest on the image itself.
@@ -36,12 +39,13 @@ class Finding:
         correct: whether the image itself is classified correctly.
         attacked: whether there is a counterexample, which ONNX Runtime confirmed.
         certified: whether it is proven that there is none.
+        checked: whether the checker has accepted the proof.
         method: what proved it.
         bound: a certified lower bound on the smallest margin (label minus any other class) over
             the box; None if none was computed.
         attack: the smallest margin that ONNX Runtime computed for a point of the box.
         gap: attack - bound.
-        note: what went wrong, for "error".
+        note: what went wrong, for "error"; why the checker rejects a proof, for "unknown".
     """
 
     label: int
@@ -50,6 +54,7 @@ class Finding:
     correct: bool = False
     attacked: bool = False
     certified: bool = False
+    checked: bool = False
     method: str | None = None
     bound: float | None = None
     attack: float | None = None
@@ -66,24 +71,27 @@ class _Case:
     seconds: float = 0.0
     aims: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     bounds: Any = -np.inf  # the best bound on each margin
+    rejected: bool = False  # whether the checker did not accept the proof
 
     @property
     def open(self) -> bool:
-        return self.finding.status == "unknown"
+        # What the checker rejects is not tried by other methods: something is wrong.
+        return self.finding.status == "unknown" and not self.rejected
 
 
 class Classifier:
-    """A model twice: as the network that is bounded, and as the file that ONNX Runtime runs."""
+    """A model with one input and an output for each class."""
 
     def __init__(self, model):
-        self.network: Network = networks.load(model)
+        self.model = OpenModel(model)
+        self.network: Network = self.model.network
         if len(self.network.input_shapes) != 1:
             raise ProblemError(
                 f"The model has {len(self.network.input_shapes)} inputs; one is needed."
             )
         if self.network.output_size < 2:
             raise ProblemError("The model has one output; it needs one for each class.")
-        self._session, inputs = open_session(model)
+        self._session, inputs = self.model.session
         ((self._name, self._shape, self._type),) = inputs
         if self._type == np.float16:
             # Counterexamples in float32 would be rounded, possibly out of their boxes.
@@ -92,6 +100,16 @@ class Classifier:
             raise ProblemError(
                 f"The model takes several images at once, {self._shape}; one at a time is needed."
             )
+
+    def must_be_covered(self) -> None:
+        """Says if the checker does not understand the model: it could accept no proof."""
+        try:
+            self.model.program  # noqa: B018
+        except Refused as error:
+            raise ProblemError(
+                f"The checker cannot follow this model, so nothing could be certified: {error}. "
+                "Without the check (--unchecked, check=False) bounds are computed all the same."
+            ) from None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,6 +147,7 @@ class Work:
         how: Preparation,
         *,
         method: str,
+        check: bool,
         restarts: int,
         seed: int,
         memory: float,
@@ -136,7 +155,7 @@ class Work:
     ):
         self.classifier, self.data, self.how = classifier, data, how
         self.methods = METHODS[: METHODS.index(method) + 1]
-        self.restarts, self.seed, self.memory = restarts, seed, memory
+        self.check, self.restarts, self.seed, self.memory = check, restarts, seed, memory
         network = classifier.network
         # Numbers of images that are multiples of this have the same compiled programs.
         self.width = min(
@@ -279,15 +298,28 @@ class Work:
             # A bound that is not a number says nothing.
             case.bounds = np.fmax(case.bounds, bounds)
             case.finding.bound = float(case.bounds.min())
-            if 0 < case.finding.bound < np.inf:
+            if 0 < case.finding.bound < np.inf and self._passes_the_gate(case, boxes, k):
                 case.finding.status, case.finding.certified = "certified", True
-                case.finding.method = method
+                case.finding.checked, case.finding.method = self.check, method
         if method != "ibp":
             self._descend_from_minima(cases, boxes, waiting, found)
         return {
             k: tuple((low[b], high[b]) for low, high in found.intermediate)
             for b, k in enumerate(waiting)
         }
+
+    def _passes_the_gate(self, case: _Case, boxes: Boxes, k: int) -> bool:
+        """Whether the checker accepts what the bounds say; if not, the reason is noted."""
+        if not self.check:
+            return True
+        wanted = property_of(boxes.lower[k], boxes.upper[k], case.finding.label, self.classifier)
+        try:
+            certify(self.classifier.model, wanted, memory=self.memory)
+        except Rejected as error:
+            case.rejected = True
+            case.finding.note = f"the checker rejects the proof: {error}"
+            return False
+        return True
 
     def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], found) -> None:
         """Attacks from where the relaxation is smallest."""
@@ -300,6 +332,30 @@ class Work:
                     starts.append(found.inputs[b, row].reshape(-1))
         if lanes:
             self._descend(cases, boxes, lanes, np.array(starts), 0.05)
+
+
+def property_of(lower, upper, label: int, classifier: Classifier) -> properties.Property:
+    """No other class reaches the label's output on a box, as a property for the checker."""
+    lower, upper = (np.asarray(end, np.float64).reshape(-1) for end in (lower, upper))
+    least, most = (np.array([Fraction(v) for v in end], object) for end in (lower, upper))
+    box = properties.InputSet(least, most, lower, upper)
+    sizes = (len(lower), classifier.classes, 0)
+    one = Fraction(1)
+    cases = tuple(
+        properties.Case(
+            box,
+            (properties.Row((), ((label, one), (other, -one)), (), Fraction(0), False),),
+            sizes,
+        )
+        for other in range(classifier.classes)
+        if other != label
+    )
+    network = properties.Network(
+        "classifier",
+        (properties.Tensor("X", "Real", (sizes[0],)),),
+        (properties.Tensor("Y", "Real", (sizes[1],)),),
+    )
+    return properties.Property("an image", "2.0", (network,), cases)
 
 
 def _charge(those: list[_Case], begin: float) -> float:
