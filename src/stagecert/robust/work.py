@@ -16,7 +16,7 @@ from stagecert.networks.relaxation import split
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import attack
-from stagecert.verify.replay import open_session
+from stagecert.verify.runtime import RUNTIME, Session
 
 METHODS = ("ibp", "backward", "nonconvex", "optimised")
 # The attack aims at this many classes at most: those that come nearest on the image itself.
@@ -76,6 +76,7 @@ class Classifier:
     """A model twice: as the network that is bounded, and as the file that ONNX Runtime runs."""
 
     def __init__(self, model):
+        RUNTIME.start()  # it imports ONNX Runtime in the meantime
         self.network: Network = networks.load(model)
         if len(self.network.input_shapes) != 1:
             raise ProblemError(
@@ -83,14 +84,14 @@ class Classifier:
             )
         if self.network.output_size < 2:
             raise ProblemError("The model has one output; it needs one for each class.")
-        self._session, inputs = open_session(model)
-        ((self._name, self._shape, self._type),) = inputs
-        if self._type == np.float16:
+        self._session = Session(model)
+        ((_, shape, kind),) = self._session.inputs
+        if kind == np.float16:
             # Counterexamples in float32 would be rounded, possibly out of their boxes.
             raise ProblemError("The model's input is float16; float32 or float64 is needed.")
-        if prod(self._shape) != prod(self.shape):
+        if prod(shape) != prod(self.shape):
             raise ProblemError(
-                f"The model takes several images at once, {self._shape}; one at a time is needed."
+                f"The model takes several images at once, {shape}; one at a time is needed."
             )
 
     @property
@@ -103,10 +104,9 @@ class Classifier:
         """How many outputs there are."""
         return self.network.output_size
 
-    def run(self, image: np.ndarray) -> np.ndarray:
-        """What ONNX Runtime computes for one image."""
-        feed = {self._name: image.reshape(self._shape).astype(self._type)}
-        return np.concatenate([np.asarray(x).reshape(-1) for x in self._session.run(None, feed)])
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """What ONNX Runtime computes for images, one by one: (images, classes)."""
+        return self._session.run(images.reshape(len(images), -1))
 
 
 def largest_batch(network: Network, memory: float) -> int:
@@ -149,8 +149,8 @@ class Work:
         begin = time.perf_counter()
         cases = [_Case(Finding(int(label))) for label in self.data.labels[list(places)]]
         boxes = boxes_around(self.data.images[list(places)], self.how)
-        for case, image in zip(cases, boxes.centre, strict=True):
-            self._predict(case, image)
+        for case, outputs in zip(cases, self.classifier.run(boxes.centre), strict=True):
+            self._predict(case, outputs)
         self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
         begin = _charge(cases, begin)
         intervals = None
@@ -162,9 +162,8 @@ class Work:
             begin = _charge(waiting, begin)
         return [(_finished(case.finding), case.seconds, case.point) for case in cases]
 
-    def _predict(self, case: _Case, image: np.ndarray) -> None:
+    def _predict(self, case: _Case, outputs: np.ndarray) -> None:
         found = case.finding
-        outputs = self.classifier.run(image)
         if not np.all(np.isfinite(outputs)):
             found.status = "error"
             found.note = "the model's outputs for the image itself are not finite"
@@ -237,7 +236,7 @@ class Work:
     def _replay(self, case: _Case, point: np.ndarray, boxes: Boxes, k: int) -> None:
         """Whether ONNX Runtime misclassifies a point, moved into the box."""
         point = np.clip(point.reshape(boxes.least[k].shape), boxes.least[k], boxes.most[k])
-        outputs = self.classifier.run(point)
+        outputs = self.classifier.run(point[None])[0]
         if not np.all(np.isfinite(outputs)):
             return
         found = case.finding
