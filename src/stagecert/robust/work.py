@@ -211,13 +211,13 @@ class Work:
         points, margins = np.concatenate(points), np.concatenate(margins)
         margins = np.where(np.isnan(margins), np.inf, margins)
         images = np.array([k for k, _ in lanes])
+        chosen = []
         for k in np.unique(images):
             mine = np.flatnonzero(images == k)
             best = mine[np.argsort(margins[mine], kind="stable")[:REPLAYED]]
-            for lane in best[np.isfinite(margins[best])]:
-                self._replay(cases[k], points[lane], boxes, int(k))
-                if not cases[k].open:
-                    break
+            chosen += best[np.isfinite(margins[best])].tolist()
+        if chosen:
+            self._replay(cases, images[chosen], points[chosen], boxes)
 
     def _targets(self, cases, boxes: Boxes, lanes) -> attack.Targets:
         images = [k for k, _ in lanes]
@@ -233,17 +233,18 @@ class Work:
             np.ones((len(lanes), 1), bool),
         )
 
-    def _replay(self, case: _Case, point: np.ndarray, boxes: Boxes, k: int) -> None:
-        """Whether ONNX Runtime misclassifies a point, moved into the box."""
-        point = np.clip(point.reshape(boxes.least[k].shape), boxes.least[k], boxes.most[k])
-        outputs = self.classifier.run(point[None])[0]
-        if not np.all(np.isfinite(outputs)):
-            return
-        found = case.finding
-        assert found.attack is not None
-        found.attack = min(found.attack, _margin(outputs, found.label))
-        if np.argmax(outputs) != found.label:
-            found.status, found.attacked, case.point = "attacked", True, point
+    def _replay(self, cases, images: np.ndarray, points: np.ndarray, boxes: Boxes) -> None:
+        """Whether ONNX Runtime misclassifies points of images, moved into their boxes."""
+        least, most = boxes.least[images], boxes.most[images]
+        points = np.clip(points.reshape(least.shape), least, most)
+        for k, point, outputs in zip(images, points, self.classifier.run(points), strict=True):
+            case, found = cases[k], cases[k].finding
+            if not case.open or not np.all(np.isfinite(outputs)):
+                continue
+            assert found.attack is not None
+            found.attack = min(found.attack, _margin(outputs, found.label))
+            if np.argmax(outputs) != found.label:
+                found.status, found.attacked, case.point = "attacked", True, point
 
     # -- bounds -----------------------------------------------------------------------------------
 
