@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
-from stagecert.errors import ProblemError
+from stagecert.errors import Disagreement, ProblemError
 from stagecert.files import write_whole
 
 DECIDED, UNDECIDED, NO_CERTIFICATE, REJECTED = 0, 10, 4, 5
@@ -72,6 +72,8 @@ def verify(
             # The property is decided: time no longer matters, but signals do.
             watcher.deadline = None
             outcome.missing = _written(certificate, verdict.certificate)
+    except Disagreement as error:
+        outcome.fail(str(error), FAILED)
     except (ProblemError, OSError) as error:
         outcome.fail(str(error), BAD_INPUT)
     except KeyboardInterrupt:

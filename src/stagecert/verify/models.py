@@ -4,14 +4,13 @@ import gzip
 import hashlib
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from stagecert import networks
 from stagecert.rigor import graph
 from stagecert.rigor.numbers import Arithmetic
-from stagecert.verify.replay import open_session
+from stagecert.verify.runtime import RUNTIME, Session
 
 
 class OpenModel:
@@ -27,13 +26,14 @@ class OpenModel:
 
     def __init__(self, source):
         """Reads a model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto."""
+        RUNTIME.start()  # it imports ONNX Runtime in the meantime
         self.source = Path(source) if isinstance(source, str) else source
         self.network = networks.load(self.source)
 
     @cached_property
-    def session(self) -> tuple[Any, list]:
-        """The model in ONNX Runtime, and its inputs: (name, shape, type) of each."""
-        return open_session(self.source)
+    def session(self) -> Session:
+        """The model in ONNX Runtime."""
+        return Session(self.source)
 
     @cached_property
     def _contents(self) -> bytes:

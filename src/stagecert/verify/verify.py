@@ -19,7 +19,7 @@ from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
 from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
-from stagecert.verify import attack
+from stagecert.verify import agreement, attack
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.proving import (
     Certified,
@@ -258,6 +258,7 @@ class Verification:
         ]
         self.ready = True
         if self.groups:
+            agreement.check(model, self.groups)
             self.replay = Replay(model.session, self.property)
             verdict = self._decide()
         else:
