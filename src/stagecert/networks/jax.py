@@ -22,10 +22,12 @@ from jax.extend import core
 from jax.extend.source_info_util import summarize
 
 from stagecert.errors import ProblemError
+from stagecert.networks import enclosures
 from stagecert.networks import operations as op
 from stagecert.networks.activations import REGISTERED
+from stagecert.networks.enclosures import Constant
 from stagecert.networks.graph import Network, Value
-from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, precise, words
+from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, words
 from stagecert.networks.registering import Registered, Relaxed
 
 _CALLS = words(
@@ -659,16 +661,13 @@ def _div(call: _Call):
         raise Refused(_TWO_VARIABLES)
     if isinstance(call.operands[1], Traced):
         raise Refused("divides by something that depends on the input")
-    divisor = call.constant(1, "divisors")
-    if not np.all(divisor):
-        raise Refused("divides by a constant that has zeros")
-    return _scaled(call, call.variable(), 1 / precise(divisor))
+    return _scaled(call, call.variable(), enclosures.reciprocal(call.constant(1, "divisors")))
 
 
-def _scaled(call: _Call, x: Value, factor: np.ndarray) -> Value:
-    if np.all(factor == 1):
+def _scaled(call: _Call, x: Value, factor: Constant) -> Value:
+    if enclosures.uniform(factor) == 1:
         return call.broadcast(x, call.shapes[0])
-    return call.add(op.Scale(), x, weights=factor)
+    return call.draft.apply(op.Scale, x, factor, name=call.name)
 
 
 _PLAIN = {"tanh": "tanh", "logistic": "sigmoid", "abs": "abs", "exp": "exp", "square": "square"}
