@@ -396,6 +396,4 @@ def _adds_up_exactly(size: np.ndarray, *units: int) -> bool:
 def _near(middle, size, wide, terms: int) -> Constant:
     """Sums of `terms` products that were computed in some order."""
     radius = (wide + (2 * terms + 8) * EPS * (size + wide)) * (1 + 8 * EPS) + 8 * (terms + 1) * TINY
-    return _checked(
-        np.nextafter(middle - radius, -np.inf), np.nextafter(middle + radius, np.inf)
-    )
+    return _checked(np.nextafter(middle - radius, -np.inf), np.nextafter(middle + radius, np.inf))

@@ -30,6 +30,7 @@ from stagecert.networks import operations as op
 from stagecert.networks.enclosures import CONSTANT, Constant
 from stagecert.networks.graph import Network, Value
 from stagecert.networks.onnx_constants import constant, fold, stored
+from stagecert.networks.onnx_functions import inlined
 from stagecert.networks.onnx_nodes import (
     CONVERTERS,
     LARGEST,
@@ -41,7 +42,6 @@ from stagecert.networks.onnx_nodes import (
     Refused,
     words,
 )
-from stagecert.networks.onnx_functions import inlined
 
 Source: TypeAlias = str | Path | bytes | onnx.ModelProto
 Batched: TypeAlias = bool | Sequence[bool] | None
@@ -382,11 +382,10 @@ class _Conversion:
             raise Refused(_unsupported(node.op_type))
         if any(isinstance(x, _Unknown) for x in inputs):
             return [_Unknown()] * len(node.output), []
-        if constants:
-            if node.op_type == "Constant":
-                array = constant(attributes)
-                self._keep(node.output[0], array)
-                return [array], []
+        if constants and node.op_type == "Constant":
+            array = constant(attributes)
+            self._keep(node.output[0], array)
+            return [array], []
         # An output that nothing reads is as good as left out.
         outputs = [name if name in self._read else "" for name in node.output]
         call = Call(self.draft, node.op_type, node.name, inputs, attributes, self.opset, outputs)

@@ -456,7 +456,7 @@ def _gate(call: Call, gate: Value, a: Fraction, b: Fraction) -> _Gate | None:
     g, one, zero = made.arguments[0], Fraction(1), Fraction(0)
     if isinstance(made.operation, Placeholder):
         if made.operation.kind == "erf" and a == b:
-            return _Gate("gelu", g, one, zero, 2 * a, lambda: arb(2).sqrt())
+            return _Gate("gelu", g, one, zero, 2 * a, root_two)
         return None
     if not isinstance(made.operation, op.Activation):
         return None
@@ -487,6 +487,11 @@ def _tanh_gate(call: Call, y: Value, a: Fraction) -> _Gate | None:
     if not is_gelu_cube(first, third):
         return None
     return _Gate("gelu_tanh", x, first, Fraction(0), 2 * a, root_half_pi)
+
+
+def root_two() -> arb:
+    """sqrt(2)."""
+    return arb(2).sqrt()
 
 
 def root_half_pi() -> arb:

@@ -171,7 +171,7 @@ def _cast(x: Constant, to: int | None) -> Constant:
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(to)) if to else np.dtype(object)
     if dtype.name not in (*_SHORT, *_KNOWN):
         raise Refused(f"to the type {dtype.name} is not supported")
-    if dtype == bool or x.dtype == bool:
+    if dtype.kind == "b" or x.dtype.kind == "b":
         if x.dtype.kind == "f" and np.isnan(x).any():
             raise rounds
         return _usable(x.astype(dtype))
@@ -197,7 +197,7 @@ def _cast(x: Constant, to: int | None) -> Constant:
 
 def _fitting(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Python's integers in another type."""
-    if dtype != bool and x.size:
+    if dtype.kind != "b" and x.size:
         info = np.iinfo(dtype)
         if not (info.min <= np.min(x) and np.max(x) <= info.max):
             raise Refused(f"computes an integer that is too large for {dtype.name}")
@@ -238,9 +238,7 @@ def _to_the_power(a: int, b: int) -> int:
 
 def _remainders(call: Call) -> np.ndarray:
     truncated = call.get("fmod", 0)
-    return _whole(
-        _entrywise(lambda a, b: a - b * (_quotient(a, b) if truncated else a // b))
-    )(call)
+    return _whole(_entrywise(lambda a, b: a - b * (_quotient(a, b) if truncated else a // b)))(call)
 
 
 def _reduced_integers(function: Callable) -> Callable[[Call], np.ndarray]:
@@ -248,7 +246,7 @@ def _reduced_integers(function: Callable) -> Callable[[Call], np.ndarray]:
         x = call.constant(0, "integers")
         _check_count([x])
         axes, keepdims = reduced_axes(call, x.ndim), bool(call.get("keepdims", 1))
-        if not axes or x.dtype == bool:
+        if not axes or x.dtype.kind == "b":
             return x
         result = function(x.astype(object), axis=axes, keepdims=keepdims)
         return _fitting(np.asarray(result, object), x.dtype)

@@ -93,9 +93,15 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
         radius = np.broadcast_to(radius, (len(middle),))
     except ValueError:
         raise ProblemError(f"There are {len(middle)} centres but {len(radius)} radii.") from None
+    tiny = np.finfo(np.float64).tiny
+    if np.any(radius < tiny) or _anywhere(lambda x: (x != 0) & (np.abs(x) < tiny), middle):
+        raise ProblemError(
+            f"The ball has numbers below {tiny:.3g}, which processors take for zero."
+        )
     wide = radius.reshape(-1, *(1,) * (middle.ndim - 1))
     # One unit in the last place further out, so that rounding leaves nothing outside.
     low, high = np.nextafter(middle - wide, -np.inf), np.nextafter(middle + wide, np.inf)
+    low, high = -_away_from_zero(-low), _away_from_zero(high)
     if (lower is None) != (upper is None):
         raise ProblemError("Give both lower and upper with a ball, or neither.")
     if lower is None:
