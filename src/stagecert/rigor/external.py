@@ -14,6 +14,7 @@ from stagecert.errors import ProblemError
 from stagecert.rigor.functions import Refused
 
 _LARGEST_FILE = 2**31
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,22 @@ class Model:
 def contents(path) -> bytes:
     """A file's contents, unpacked if it is gzipped."""
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-        if data[:2] == b"\x1f\x8b":
+        data = _raw(path)
+        if data[:2] == _GZIP:
             with gzip.open(path) as file:
-                data = file.read(_LARGEST_FILE + 1)
+                data = _limited(path, file)
     except (OSError, EOFError, zlib.error) as error:
         raise ProblemError(f"{path}: cannot be read: {error}.") from None
+    return data
+
+
+def _raw(path) -> bytes:
+    with Path(path).open("rb") as file:
+        return _limited(path, file)
+
+
+def _limited(path, file) -> bytes:
+    data = file.read(_LARGEST_FILE + 1)
     if len(data) > _LARGEST_FILE:
         raise ProblemError(f"{path}: larger than 2 GiB.")
     return data
@@ -60,41 +70,34 @@ def model_contents(path) -> Model:
     except Exception:
         return Model(data)  # whoever reads it will say so
     locations = sorted({location for tensor in _tensors(model) for location in _locations(tensor)})
-    if locations and path.open("rb").read(2) == b"\x1f\x8b":
-        raise ProblemError(f"{path}: is gzipped, but keeps weights in another file; unpack it.")
-    files: dict[str, bytes] = {}
-    for location in locations:
-        files[location] = contents_beside(path, location)
-        if sum(map(len, files.values())) > _LARGEST_FILE:
+    try:
+        with path.open("rb") as file:
+            if locations and file.read(2) == _GZIP:
+                raise ProblemError(
+                    f"{path}: is gzipped, but keeps weights in another file; unpack it."
+                )
+        targets = {location: _inside(path, location) for location in locations}
+        if sum(target.stat().st_size for target in targets.values()) > _LARGEST_FILE:
             raise ProblemError(f"{path}: the files with its weights are larger than 2 GiB.")
+        files = {location: _raw(target) for location, target in targets.items()}
+    except OSError as error:
+        raise ProblemError(f"{path}: its weights cannot be read: {error}.") from None
     return Model(data, files)
 
 
-def contents_beside(path: Path, location: str) -> bytes:
-    """A file in the folder of a model or below it."""
-    parts = Path(location).parts
-    folder = path.resolve().parent
-    target = (folder / location).resolve()
-    if (
-        not location
-        or Path(location).is_absolute()
-        or "\\" in location
-        or ".." in parts
-        or not target.is_relative_to(folder)
-    ):
+def _inside(path: Path, location: str) -> Path:
+    """A file in the folder of a model, or in one below it; links must not lead out of it."""
+    folder, relative = path.parent.resolve(), Path(location)
+    strange = not location or "\\" in location or "\0" in location
+    outside = strange or relative.is_absolute() or ".." in relative.parts
+    target = folder if outside else (folder / relative).resolve()
+    if outside or not target.is_relative_to(folder):
         raise ProblemError(
             f"{path}: keeps weights in '{location}', which is not in the model's own folder."
         )
     if not target.is_file():
         raise ProblemError(f"{path}: keeps weights in '{location}', which is missing.")
-    try:
-        with target.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise ProblemError(f"{target}: cannot be read: {error}.") from None
-    if len(data) > _LARGEST_FILE:
-        raise ProblemError(f"{target}: larger than 2 GiB.")
-    return data
+    return target
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -318,8 +318,8 @@ def _gelu_slope(x: arb) -> arb:
 
 
 # The factor of the cube in gelu by tanh. ONNX has 0.044715, a real number; models that spell the
-# function out store numbers of single or half precision, after which the factor is near that. All
-# of these are meant at once, so what follows holds for each of them.
+# function out store numbers of single precision, after which the factor is near that. All of these
+# are meant at once: what follows holds for each of them.
 CUBE = arb("0.044715", "1e-8")
 
 

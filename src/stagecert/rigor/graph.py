@@ -169,7 +169,7 @@ class _Reader:
                 made = handler(call)
         except Refused as error:
             raise Refused(f"{name}: {error}") from None
-        except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise Refused(f"{name} is malformed: {error}") from None
         if call.attributes:
             raise Refused(f"{name} has the attributes {sorted(call.attributes)}")

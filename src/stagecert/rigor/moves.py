@@ -33,39 +33,39 @@ def _dropout(call: Call):
 def _cast(call: Call):
     call.get("saturate")
     call.get("round_mode")
-    x, like, floats = call.item(0), call.item(1), call.reader.floats
-    if call.operator == "CastLike":
-        kind = None if isinstance(like, Value) else {"b": _BOOL, "i": _INT64}.get(like.dtype.kind)
-        kinds = set(floats) if kind is None else {kind}  # one of the types so far, or the one
-    else:
-        kinds = {call.get("to")}
-    if isinstance(x, Value):
-        # Rounding is not part of a network.
-        if not kinds <= set(FLOATS):
-            raise Refused("is only supported between floating-point types")
-        return x
-    if kinds <= {_INT32, _INT64}:
-        if x.dtype == object or not np.all(np.abs(x.astype(np.float64)) < 2**31):
+    x, floats = call.item(0), call.reader.floats
+    kinds = _kinds(call.item(1), floats) if call.operator == "CastLike" else {call.get("to")}
+    if kinds <= {_INT32, _INT64, _BOOL}:
+        if not isinstance(x, np.ndarray) or x.dtype == object:
+            raise Refused("to integers or truth values is only supported for exact constants")
+        if kinds == {_BOOL}:
+            return np.asarray(x != 0)
+        if not np.all(np.abs(x.astype(np.float64)) < 2**31) or np.any(x != np.trunc(x)):
             raise Refused("rounds constants, or reads integers that are too large")
-        if np.any(x != np.trunc(x)):
-            raise Refused("rounds constants")
         return x.astype(np.int64)
-    if kinds == {_BOOL}:
-        if x.dtype == object:
-            raise Refused("rounds constants")
-        return np.asarray(x != 0)
     if not kinds <= set(FLOATS):
         raise Refused(f"is not supported to the type {min(kinds)}")
-    if x.dtype not in (np.float64, object):
-        x = _as_floats(x)
-    elif kinds == floats:
-        return x  # the model has one type only
+    alone = kinds == floats  # the model has one floating-point type only
     floats |= kinds
+    if isinstance(x, Value):
+        return x  # rounding is not part of a network
+    if x.dtype in (np.float64, object) and alone:
+        return x
+    x = x if x.dtype in (np.float64, object) else _as_floats(x)
     for kind in kinds:
         rounded = x if x.dtype == object else x.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         if x.dtype == object or not np.array_equal(rounded.astype(np.float64), x):
             raise Refused("rounds constants")
     return x
+
+
+def _kinds(like, floats: set[int]) -> set[int]:
+    """The type of a value or constant; if it is floating-point, one of all types so far."""
+    if isinstance(like, Value) or like.dtype in (np.float64, object):
+        return set(floats)
+    if like.dtype not in (np.int64, bool):
+        raise Refused(f"is not supported to the type {like.dtype}")
+    return {_BOOL if like.dtype == bool else _INT64}
 
 
 def _as_floats(x: np.ndarray) -> np.ndarray:
@@ -95,6 +95,7 @@ def _constant(call: Call):
 def _constant_of_shape(call: Call):
     shape = call.integers("shape", 0) or []
     value = call.get("value")
+    call.reader.floats.add(FLOATS[0])
     value = np.zeros(1) if value is None else call.reader.stored(value)
     if value.size != 1 or any(n < 0 for n in shape) or math.prod(shape) > MOST_ENTRIES:
         raise Refused("has an impossible shape")
@@ -103,22 +104,20 @@ def _constant_of_shape(call: Call):
 
 @handles("Range")
 def _range(call: Call):
-    start, limit, step = (Fraction(_single(call.constant(k))) for k in range(3))
-    if not step:
-        raise Refused("has the step zero")
-    count = max(math.ceil((limit - start) / step), 0)
+    items = [call.constant(k) for k in range(3)]
+    if any(x.size != 1 or x.dtype not in (np.float64, np.int64) for x in items):
+        raise Refused("needs single numbers that float64 holds")
+    if len({x.dtype for x in items}) != 1 or not np.all(np.isfinite(items)):
+        raise Refused("needs finite numbers of one type")
+    start, limit, step = (Fraction(x.item()) for x in items)
+    count = math.ceil((limit - start) / step) if step else 0
+    if count < 1:
+        raise Refused("is empty")
     call.reader.compute(count)
-    whole = call.constant(0).dtype == np.int64
     terms = [start + k * step for k in range(count)]
-    if whole:
+    if items[0].dtype == np.int64:
         return settled(np.array([int(x) for x in terms], dtype=object))
     return settled(np.array([arb(fmpq(x.numerator, x.denominator)) for x in terms], dtype=object))
-
-
-def _single(x: np.ndarray):
-    if x.size != 1 or x.dtype not in (np.float64, np.int64):
-        raise Refused("needs single numbers that float64 holds")
-    return x.item()
 
 
 @handles("Shape")
@@ -181,7 +180,8 @@ def _concat(call: Call):
     if all(isinstance(x, np.ndarray) for x in call.items) or not any(
         isinstance(x, np.ndarray) for x in call.items
     ):
-        if len({x.dtype.kind for x in call.items if isinstance(x, np.ndarray)} - {"O", "f"}) > 1:
+        types = {x.dtype for x in call.items if isinstance(x, np.ndarray)}
+        if len(types) > 1 and types != {np.dtype(float), np.dtype(object)}:
             raise Refused("joins constants of several types")
         return call.move(lambda *arrays: np.concatenate(arrays, axis), *call.items)
     # Constant parts are zeros first, and shifted then.

@@ -92,6 +92,8 @@ def _product(call: Call, a, b) -> Value:
     if isinstance(a, Value) and isinstance(b, Value):
         raise Refused("multiplies two variables")
     left = not isinstance(a, Value)
+    if (a if left else b).dtype not in (np.float64, object):
+        raise Refused("needs weights that are floating-point numbers")
     if not a.shape or not b.shape:
         raise Refused("multiplies a single number")
     # Vectors are matrices with one row or column, which the result does not have.
@@ -115,8 +117,7 @@ def _gemm(call: Call):
     a, b, c = (call.item(k) for k in range(3))
     beta = arb(call.get("beta", 1.0))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        call.floats(0), call.floats(1)
-        product = settled(gemm(call, a, b))
+        product = settled(gemm(call, call.floats(0), call.floats(1)))
     else:
         if len(a.shape) != 2 or len(b.shape) != 2:
             raise Refused("needs matrices")
