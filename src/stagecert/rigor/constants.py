@@ -32,9 +32,10 @@ def balls(array: np.ndarray) -> np.ndarray:
 def near(array: np.ndarray) -> tuple[np.ndarray, int]:
     """Float64 numbers near a constant's, and by how many EPS these are off at most, relatively."""
     numbers, loose = _each(_double, balls(array)).astype(np.float64), 0
+    if not np.all(np.isfinite(numbers)):
+        raise Refused("computes a constant that is too large")
     if array.dtype == object:
         for ball, number in zip(array.flat, numbers.flat, strict=True):
-            # A bound that is not certain, as for infinite numbers, doubles `loose` to the end.
             while not abs(ball - arb(number)) <= loose * EPS * abs(arb(number)):
                 loose = 2 * loose or 1
                 if loose > _MOST_LOOSE:

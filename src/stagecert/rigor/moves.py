@@ -220,6 +220,8 @@ def _split(call: Call):
     (axis,) = call.axes([axis], len(x.shape))
     count = call.get("num_outputs", len(call.outputs))
     if sizes is None:
+        if count < 1:
+            raise Refused(f"has {count} outputs")
         size = -(-x.shape[axis] // count)
         sizes = [min(size, x.shape[axis] - k * size) for k in range(count)]
     if sum(sizes) != x.shape[axis] or min(sizes) <= 0 or len(sizes) != len(call.outputs):
