@@ -62,6 +62,7 @@ def test_lines_and_images_against_samples(kind):
     least, most = made.image(low, high)
     assert np.all(least <= values.min(0) + 1e-14)
     assert np.all(most >= values.max(0) - 1e-14)
+    tight = 1e-7 if name == "gelu_tanh" else 1e-12  # the factor of the cube is an interval
     rough = 2e-5 * (1 + np.abs(values).max(0))
     assert np.all(values.min(0) - least < rough)
     assert np.all(most - values.max(0) < rough)
@@ -79,7 +80,7 @@ def test_lines_and_images_against_samples(kind):
     straight = ~made.bent(low, high)
     for slope, side in zip(defaults, (1, -1), strict=True):
         line = slope * x + made.offset(low, high, slope, side)
-        assert np.all(np.abs(line - values)[:, straight] < 1e-12)
+        assert np.all(np.abs(line - values)[:, straight] < tight)
 
 
 def test_default_slopes_are_those_of_the_hull_in_the_middle():
@@ -150,7 +151,7 @@ def _curvature(kind, x):
     if kind == "silu":  # f'' = s'(x) (2 - x tanh(x / 2)) with the sigmoid s
         return 2 - x * (x / 2).tanh()
     if kind == "gelu_tanh":  # f = x s(y): f'' = s'(y) (2 y' + x y'' - x y'^2 tanh(y / 2))
-        c, k = (8 / arb.pi()).sqrt(), arb("0.044715")
+        c, k = (8 / arb.pi()).sqrt(), arb("0.044715", "1e-8")  # any of these
         y, first, second = c * (x + k * x**3), c * (1 + 3 * k * x * x), 6 * c * k * x
         return 2 * first + x * second - x * first**2 * (y / 2).tanh()
     # mish with w = exp(x) and D = w^2 + 2 w + 2: f'' is 4 w / D^3 times this

@@ -1,8 +1,6 @@
 """Checks a certificate against a model and a property, trusting neither it nor what made it."""
 
-import gzip
 import hashlib
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -16,10 +14,10 @@ from stagecert.errors import ProblemError
 from stagecert.rigor import graph, operators  # noqa: F401  (operators registers itself)
 from stagecert.rigor.bounds import Facts, Lines, lower_bounds
 from stagecert.rigor.certificate import Case, Certificate, Leaf, Slopes
+from stagecert.rigor.external import contents, model_contents
 from stagecert.rigor.functions import Activation, Refused
 from stagecert.rigor.numbers import EPS, Arithmetic
 
-_LARGEST_FILE = 2**31
 _MOST_NUMBERS = 2**26  # in the boxes of all leaves; a leaf counts as 64 at least
 _NUMBERS_AT_ONCE = 2**22  # in the intervals of some leaves
 _MOST_BOXES = 512
@@ -60,18 +58,17 @@ def check(
     Raises:
         ProblemError: one of the files cannot be read at all.
     """
-    model, text = contents(model_path), contents(property_path)
+    model, text = model_contents(model_path), contents(property_path)
     wanted = properties.load(text)
     try:
         certificate = Certificate(Path(certificate_path))
-        for data, digest, what in (
-            (model, certificate.model, "model"),
-            (text, certificate.property, "property"),
-        ):
-            if hashlib.sha256(data).hexdigest() != digest:
-                raise Refused(f"the certificate is for another {what}")
+        if model.digest != certificate.model:
+            raise Refused("the certificate is for another model")
+        if hashlib.sha256(text).hexdigest() != certificate.property:
+            raise Refused("the certificate is for another property")
         with np.errstate(all="ignore"):
-            checker = Checker(graph.read(model, Arithmetic(exact)), wanted, exact)
+            program = graph.read(model.data, Arithmetic(exact), model.files)
+            checker = Checker(program, wanted, exact)
         return checker.accepts(certificate, progress)
     except Refused as error:
         return Report(False, (str(error),))
@@ -79,20 +76,6 @@ def check(
         raise
     except Exception as error:  # a damaged model can be wrong in any way: it is never accepted
         return Report(False, (f"cannot be followed: {type(error).__name__}: {error}",))
-
-
-def contents(path) -> bytes:
-    """A file's contents, unpacked if it is gzipped."""
-    try:
-        data = Path(path).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            with gzip.open(path) as file:
-                data = file.read(_LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProblemError(f"{path}: cannot be read: {error}.") from None
-    if len(data) > _LARGEST_FILE:
-        raise ProblemError(f"{path}: larger than 2 GiB.")
-    return data
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,11 +28,10 @@ class Refused(Exception):
 
 @dataclass
 class Value:
-    """A value of the network: its number and shape; `gate` says which activation made it."""
+    """A value of the network: its number and shape."""
 
     index: int
     shape: tuple[int, ...]
-    gate: Any = None
 
 
 class Activation:
@@ -42,6 +41,7 @@ class Activation:
     """
 
     kind = ""
+    settings: dict[str, Any] = {}  # noqa: RUF012  (those that it was made with; nobody changes them)
 
     def image(self, low, high) -> tuple[np.ndarray, np.ndarray]:
         """Intervals that contain all values on the intervals."""
@@ -317,12 +317,14 @@ def _gelu_slope(x: arb) -> arb:
     return (-x / arb(2).sqrt()).erfc() / 2 + x * (-x * x / 2).exp() / (2 * arb.pi()).sqrt()
 
 
-# The ONNX function stores sqrt(2 / pi) and 0.044715 as written there: real numbers.
-_CUBE = arb("0.044715")
+# The factor of the cube in gelu by tanh. ONNX has 0.044715, a real number; models that spell the
+# function out store numbers of single precision, after which the factor is near that. All of these
+# are meant at once: what follows holds for each of them.
+CUBE = arb("0.044715", "1e-8")
 
 
 def _inner(x: arb) -> arb:
-    return (8 / arb.pi()).sqrt() * (x + _CUBE * x**3)
+    return (8 / arb.pi()).sqrt() * (x + CUBE * x**3)
 
 
 def _gelu_tanh(x: arb) -> arb:
@@ -330,7 +332,7 @@ def _gelu_tanh(x: arb) -> arb:
 
 
 def _gelu_tanh_slope(x: arb) -> arb:
-    y, inner = _inner(x), (8 / arb.pi()).sqrt() * (1 + 3 * _CUBE * x * x)
+    y, inner = _inner(x), (8 / arb.pi()).sqrt() * (1 + 3 * CUBE * x * x)
     return _sigmoid(y) + x * inner * _sigmoid_slope(y)
 
 
@@ -357,6 +359,8 @@ def _mish_slope(x: arb) -> arb:
 
 
 _WIDTH = arb("1e-38")  # of the numbers around an inflection
+# Where the inflection of gelu by tanh is depends on the factor of the cube.
+_WIDTHS = {"gelu_tanh": arb("1e-6")}
 
 
 def _smooth(kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4) -> Smooth:
@@ -369,7 +373,8 @@ def _smooth(kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4) -> Smoo
             kinds.append(bend)
         else:
             near = arb(arb(knot).mid())
-            ends += [arb((near - _WIDTH).lower()), arb((near + _WIDTH).upper())]
+            width = _WIDTHS.get(kind, _WIDTH)
+            ends += [arb((near - width).lower()), arb((near + width).upper())]
             kinds += [None, bend]
     ends.append(arb.pos_inf())
     regions = [
@@ -431,7 +436,9 @@ def maximum() -> Maximum:
 
 def activation_of(kind: str, **settings: Any) -> Activation:
     """An activation with its settings."""
-    return _MAKERS[kind](**settings)
+    found = _MAKERS[kind](**settings)
+    found.settings = settings
+    return found
 
 
 def _kinked(kind: str, left, right) -> Piecewise:
@@ -465,12 +472,6 @@ def _celu(alpha: float) -> Smooth:
     return _exponential("celu", arb(alpha), arb(alpha), arb(1))
 
 
-def _leaky(alpha: float) -> Piecewise:
-    if not abs(alpha) < 1e6:
-        raise Refused(f"has the slope {alpha}")
-    return _kinked("leaky_relu", alpha, 1.0)
-
-
 def _two(kind: str, f: Ball, slope: Ball, knots: tuple[str, str], reach: float) -> Callable:
     return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach)
 
@@ -481,7 +482,7 @@ def _both(kind: str) -> tuple[str, str]:
 
 _MAKERS: dict[str, Callable[..., Activation]] = {
     "relu": lambda: _kinked("relu", 0.0, 1.0),
-    "leaky_relu": _leaky,
+    "leaky_relu": lambda alpha: _kinked("leaky_relu", alpha, 1.0),
     "prelu": lambda slope: _kinked("prelu", slope, 1.0),
     "abs": lambda: _kinked("abs", -1.0, 1.0),
     "clip": _clip,

@@ -160,7 +160,7 @@ def _proof(checker: Checker, model: OpenModel, found, memory, progress, stop) ->
             cases = _Prover(checker, found, memory, progress, stop).cases()
         except Refused as error:
             raise Rejected(str(error)) from None
-    return Proof(model.digest, wanted.digest, cases)
+    return Proof(model.contents.digest, wanted.digest, cases)
 
 
 @dataclass(eq=False)
