@@ -84,14 +84,14 @@ def _quotient(a, b):
 
 
 def _power(a, b):
-    if isinstance(b, int) or b.is_integer():
-        b = int(b.unique_fmpz()) if isinstance(b, arb) else b
-        if abs(b) > 1000 or (isinstance(a, int) and b < 0):
-            raise Refused(f"has the exponent {b}")
-        return a**b
-    if isinstance(a, int):
+    whole = b if isinstance(b, int) else b.unique_fmpz() if b.is_integer() else None
+    if whole is None and isinstance(a, int):
         raise Refused("rounds powers of integers")
-    return a**b
+    if whole is None:
+        return a**b
+    if abs(whole) > 1000 or (isinstance(a, int) and whole < 0):
+        raise Refused(f"has the exponent {whole}")
+    return a ** int(whole)
 
 
 def larger(a, b):

@@ -226,9 +226,10 @@ def _attributes(node: onnx.NodeProto, name: str, opset: int) -> dict[str, Any]:
     repeated = len(schema.inputs) < len(node.input)  # a list of inputs, such as those of Concat
     if not all(node.input[: None if repeated else schema.min_input]):
         raise Refused(f"{name} lacks an input")
+    known: dict[str, Any] = dict(schema.attributes)
     found: dict[str, Any] = {}
     for item in node.attribute:
-        declared = schema.attributes.get(item.name)
+        declared = known.get(item.name)
         if declared is None or declared.type.value != item.type or item.ref_attr_name:
             raise Refused(f"{name} has an attribute '{item.name}' that opset {opset} does not know")
         if item.name in found:
@@ -236,7 +237,7 @@ def _attributes(node: onnx.NodeProto, name: str, opset: int) -> dict[str, Any]:
         found[item.name] = onnx.helper.get_attribute_value(item)
         if item.type == onnx.AttributeProto.FLOAT and math.isnan(item.f):
             raise Refused(f"{name} has an attribute that is NaN")
-    missing = [n for n, item in schema.attributes.items() if item.required and n not in found]
+    missing = [n for n, item in known.items() if item.required and n not in found]
     if missing:
         raise Refused(f"{name} lacks the attribute '{missing[0]}'")
     return found

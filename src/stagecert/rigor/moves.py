@@ -288,9 +288,8 @@ def _pad(call: Call):
         padded = call.move(lambda a: np.where(outside, -1, a[kept]), x)
         if not np.any(outside) or (value.dtype == np.float64 and value.item() == 0):
             return padded
-        if value.dtype == np.float64:
-            return call.shift(padded, np.where(outside, value.item(), 0.0))
-        return call.shift(padded, np.where(outside, value.reshape(()), arb(0)))
+        zero = np.zeros((), value.dtype)
+        return call.shift(padded, np.where(outside, value.reshape(()), zero))
     if min(map(min, widths)) < 0:
         raise Refused(f"has negative widths in the mode {mode}")
     if mode == "wrap":

@@ -6,6 +6,7 @@ are spelt out as products in patterns.py.
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 from flint import arb
@@ -87,7 +88,7 @@ def _matmul(call: Call):
     return _product(call, *call.items)
 
 
-def _product(call: Call, a, b) -> Value:
+def _product(call: Call, a: Any, b: Any) -> Value:
     """a @ b, of which one is constant."""
     if isinstance(a, Value) and isinstance(b, Value):
         raise Refused("multiplies two variables")
@@ -103,7 +104,8 @@ def _product(call: Call, a, b) -> Value:
     if a.shape[-1] != b.shape[-2]:
         raise Refused(f"multiplies shapes {a.shape} and {b.shape}")
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    x, (weights, loose) = (b, call.weights(a)) if left else (a, call.weights(b))
+    x, constant = (b, a) if left else (a, b)
+    weights, loose = call.weights(constant)
     x = call.broadcast(x, (*batch, *x.shape[-2:]))
     while weights.ndim > 2 and len(weights) == 1:
         weights = weights[0]
@@ -289,7 +291,7 @@ def _max(call: Call):
     if len(constants) == 1:
         bound = constants[0]
     elif constants:
-        step = np.frompyfunc(lambda a, b: sign * larger(sign * a, sign * b), 2, 1)
+        step: Any = np.frompyfunc(lambda a, b: sign * larger(sign * a, sign * b), 2, 1)
         bound = settled(functools.reduce(step, map(balls, constants)))
     if len(variables) == 1 and bound is None:
         return variables[0]
