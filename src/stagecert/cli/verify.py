@@ -31,6 +31,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer only.")] = False,
     seed: Annotated[int, typer.Option(help="For the starting points of the attack.")] = 0,
+    memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
 ) -> None:
     """Proves that no input violates a property, or finds one that does.
 
@@ -57,6 +58,7 @@ def verify(
             None if timeout is None else max(timeout - (time.monotonic() - begin), 1e-3),
             proof=certificate is not None,
             seed=seed,
+            memory=memory,
             progress=None if quiet else outcome.progress(),
         )
         outcome.work = work

@@ -301,9 +301,10 @@ class _Prover:
     def _candidates(self, g: int, case: int) -> list[np.ndarray]:
         """Weights for each row of a case by itself, and for all of them together."""
         group = self.groups[g]
-        members = group.members[group.numbers.index(case)]
-        together = [members.astype(float)] if members.sum() > 1 else []
-        return [*np.eye(len(group.rows))[members], *together]
+        places = np.unique(group.places[group.numbers.index(case)])
+        single = np.zeros((len(places), len(group.rows)))
+        single[np.arange(len(places)), places] = 1
+        return [*single, *([single.sum(axis=0)] if len(places) > 1 else [])]
 
     def _multipliers(self, part: _Part, weights: np.ndarray) -> tuple[float, ...]:
         """Weights of the group's scaled rows as multipliers of the case's own rows."""
