@@ -5,11 +5,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
+from stagecert.cli.guard import ANSWERING, UNLIMITED, guard
 from stagecert.errors import ProblemError
 from stagecert.files import write_whole
 
@@ -46,7 +47,9 @@ def verify(
     outcome = _Outcome(result, certificate, as_json, quiet)
     if timeout is not None and not timeout > 0:
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
-    watcher = Watcher(None if timeout is None else begin + timeout, outcome)
+    deadline = None if timeout is None else begin + timeout
+    guard(deadline, outcome)
+    watcher = Watcher(deadline, outcome)
     watcher.start()
     try:
         from stagecert.verify.verify import Verification
@@ -66,6 +69,7 @@ def verify(
         if certificate is not None and verdict.answer == "unsat":
             # The property is decided: time no longer matters, but signals do.
             watcher.deadline = None
+            outcome.tell(UNLIMITED)
             decided = time.monotonic()
             if _write_certificate(certificate, model, property, verdict, work.say):
                 outcome.missing = None
@@ -158,10 +162,18 @@ class _Outcome(Ending):
     def claim(self) -> None:
         """Also wipes the line of progress."""
         super().claim()
+        self.tell(ANSWERING)
         if self._drawn:
             sys.stderr.write("\r\x1b[K")
 
-    def _end(self, code: int, text: str) -> None:
+    def lost(self, answer: str, reason: str, code: int | None = None) -> NoReturn:
+        """The answer where the process that did the work has none; see `stagecert.cli.guard`."""
+        say(reason)
+        said = json.dumps({"answer": answer, "reason": reason}) if self.as_json else answer
+        say(said, to_stdout=True)
+        self._end(UNDECIDED if code is None else code, answer)
+
+    def _end(self, code: int, text: str) -> NoReturn:
         if self.result is not None:
             try:
                 write_whole(self.result, text + "\n")
