@@ -102,6 +102,8 @@ SPELT = [
         slack=1e-6),
     Entry("hard swish by hard sigmoid", _times_x(lambda m, x: m.node(
         "HardSigmoid", x, alpha=1 / 6, beta=0.5))),
+    Entry("hard swish, falling gate", _times_x(lambda m, x: m.node(
+        "HardSigmoid", x, alpha=-0.2, beta=0.5))),
     Entry("hard swish by another", _times_x(lambda m, x: m.node(
         "HardSigmoid", x, alpha=0.2, beta=0.5))),
     Entry("hard swish by clip", _times_x(_hard, 6.0)),
@@ -258,6 +260,9 @@ NONLINEAR = [
         "LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid")),
     Entry("leaky relu falling", _one("LeakyRelu", alpha=-0.5)),
     Entry("leaky relu steep", _one("LeakyRelu", alpha=1.75)),
+    Entry("hard sigmoid falling", _one("HardSigmoid", alpha=-0.3, beta=0.6)),
+    Entry("hard sigmoid level", _one("HardSigmoid", alpha=0.0, beta=0.3)),
+    Entry("hard sigmoid flat", _one("HardSigmoid", alpha=1e-10, beta=-2.0)),
     Entry("elu negative", _one("Elu", alpha=-0.5)),
     Entry("selu negative", _one("Selu", alpha=-0.5, gamma=-1.5)),
     Entry("prelu", lambda m, x: m.node("PRelu", x, m.weights(2, 1, 1))),
@@ -388,6 +393,8 @@ REFUSED = [
         "Dropout", x, m.constant(0.5), m.node("Cast", m.constant(1), to=9))),
     Entry("cast to integers", _one("Cast", to=7)),
     Entry("too early", _one("Gelu"), opset=19),
+    Entry("max with no number", _one("Max", np.nan)),
+    Entry("celu falling", _one("Celu", alpha=-1.0)),
     Entry("clip out of order", _one("Clip", 1.0, 0.0)),
     Entry("slice of nothing", _one("Slice", [3], [3], [2])),
     Entry("reflect too far", _one("Pad", [0, 0, 7, 0, 0, 0, 0, 0], mode="reflect")),

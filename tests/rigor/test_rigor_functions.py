@@ -23,6 +23,8 @@ KINDS = {
     ("clip", ("low", -0.5), ("high", 1.0)): lambda x: np.clip(x, -0.5, 1),
     ("clip", ("low", -np.inf), ("high", 0.3)): lambda x: np.minimum(x, 0.3),
     ("hard_sigmoid", ("alpha", 0.2), ("beta", 0.4)): lambda x: np.clip(0.2 * x + 0.4, 0, 1),
+    ("hard_sigmoid", ("alpha", -0.25), ("beta", 0.5)): lambda x: np.clip(-0.25 * x + 0.5, 0, 1),
+    ("hard_sigmoid", ("alpha", 0.0), ("beta", 0.3)): lambda x: np.clip(0 * x + 0.3, 0, 1),
     ("hard_swish",): lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
     ("elu", ("alpha", 0.5)): lambda x: np.where(x > 0, x, 0.5 * np.expm1(np.minimum(x, 0))),
     ("elu", ("alpha", 2.0)): lambda x: np.where(x > 0, x, 2 * np.expm1(np.minimum(x, 0))),
@@ -56,7 +58,7 @@ def test_lines_and_images_against_samples(kind):
     made, f = activation_of(name, **dict(settings)), KINDS[kind]
     low, high = _intervals(np.random.default_rng(0), 40)
     x = low + (high - low) * np.linspace(0, 1, 4001)[:, None]
-    knots = [np.clip(knot, low, high) for knot in (-3, -2, -0.5, 0, 0.3, 1, 3)]  # of all kinds
+    knots = [np.clip(knot, low, high) for knot in (-3, -2, -0.5, 0, 0.3, 1, 2, 3)]  # of all kinds
     x = np.stack([*knots, *x])
     values = f(x)
     least, most = made.image(low, high)

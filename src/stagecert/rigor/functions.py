@@ -456,14 +456,16 @@ def _clip(low: float, high: float) -> Piecewise:
 
 
 def _hard_sigmoid(alpha: float, beta: float) -> Piecewise:
-    if not alpha > 1e-9 or not abs(beta) < 1e9:
-        raise Refused(f"needs a positive alpha, not {alpha}")
+    levels = (0, 1) if alpha >= 0 else (1, 0)  # on the left and on the right
+    if alpha == 0:
+        level = min(max(beta, 0.0), 1.0)
+        return Piecewise("hard_sigmoid", [(0.0, 0.0)], [0.0, 0.0], [level, level])
     knots = []
-    for level in (0, 1):
-        knot = (level - Fraction(beta)) / Fraction(alpha)
-        near = float(knot)
+    for level in levels:
+        near = float((level - Fraction(beta)) / Fraction(alpha))
         knots.append((math.nextafter(near, -math.inf), math.nextafter(near, math.inf)))
-    return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], [0.0, beta, 1.0])
+    offsets = [float(levels[0]), beta, float(levels[1])]
+    return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], offsets)
 
 
 def _celu(alpha: float) -> Smooth:

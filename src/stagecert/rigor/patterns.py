@@ -92,7 +92,7 @@ def _gate(call: Call, function: Any, g: Value, a: arb, b: arb):
         return None
     if kind == "sigmoid":
         return "silu", g, arb(0), arb(1), a
-    if kind == "hard_sigmoid" and function.settings["beta"] == 0.5:
+    if kind == "hard_sigmoid" and function.settings["beta"] == 0.5 and function.settings["alpha"]:
         # hard_swish(v) = v * clip(v / 6 + 1 / 2, 0, 1)
         unit = 6 * arb(function.settings["alpha"])
         return "hard_swish", g, arb(0), unit, a / unit
