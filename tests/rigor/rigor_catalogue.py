@@ -96,10 +96,9 @@ SPELT = [
     Entry("gelu by a product", _times_x(lambda m, x: m.node("Add", m.node("Mul", m.node(
         "Erf", m.node("Mul", x, m.constant(np.sqrt(0.5)))), m.constant(0.5)), m.constant(0.5)))),
     Entry("gelu by tanh", lambda m, x: m.node("Mul", m.constant(0.5), m.node(
-        "Mul", x, _plus_one(m, m.node("Tanh", _inner(m, x))))), slack=1e-6),
+        "Mul", x, _plus_one(m, m.node("Tanh", _inner(m, x)))))),
     Entry("gelu by tanh, products", lambda m, x: m.node("Mul", m.node(
-        "Mul", x, m.constant(0.5)), _plus_one(m, m.node("Tanh", _inner(m, x, _of_x)))),
-        slack=1e-6),
+        "Mul", x, m.constant(0.5)), _plus_one(m, m.node("Tanh", _inner(m, x, _of_x))))),
     Entry("hard swish by hard sigmoid", _times_x(lambda m, x: m.node(
         "HardSigmoid", x, alpha=1 / 6, beta=0.5))),
     Entry("hard swish, falling gate", _times_x(lambda m, x: m.node(
@@ -254,8 +253,8 @@ MOVES = [
 ]  # fmt: skip
 
 NONLINEAR = [
-    *(Entry(f"{n} {' '.join(map(str, a.values()))}".strip(), _one(n, **a),
-            slack=1e-6 if a.get("approximate") else 1e-12) for n, a in models.ACTIVATIONS),
+    *(Entry(f"{n} {' '.join(map(str, a.values()))}".strip(), _one(n, **a))
+      for n, a in models.ACTIVATIONS),
     *(Entry(f"{n} by default", _one(n)) for n in (
         "LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid")),
     Entry("leaky relu falling", _one("LeakyRelu", alpha=-0.5)),
@@ -351,7 +350,7 @@ WIDER = [
     Entry("gelu by tanh, factored", lambda m, x: m.node("Mul", m.node(
         "Mul", x, m.constant(0.5)), _plus_one(m, m.node("Tanh", m.node("Mul", m.node(
             "Mul", x, m.constant(np.sqrt(2 / np.pi))), _plus_one(m, m.node(
-                "Mul", m.node("Mul", x, x), m.constant(0.044715))))))), slack=1e-6),
+                "Mul", m.node("Mul", x, x), m.constant(0.044715)))))))),
     Entry("softsign of a multiple", lambda m, x: m.node("Div", m.node(
         "Mul", x, m.constant(0.3)), m.node("Add", m.node("Abs", x), m.constant(1.0)))),
 ]  # fmt: skip
