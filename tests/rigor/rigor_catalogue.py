@@ -96,12 +96,13 @@ SPELT = [
     Entry("gelu by a product", _times_x(lambda m, x: m.node("Add", m.node("Mul", m.node(
         "Erf", m.node("Mul", x, m.constant(np.sqrt(0.5)))), m.constant(0.5)), m.constant(0.5)))),
     Entry("gelu by tanh", lambda m, x: m.node("Mul", m.constant(0.5), m.node(
-        "Mul", x, _plus_one(m, m.node("Tanh", _inner(m, x))))), slack=1e-6),
+        "Mul", x, _plus_one(m, m.node("Tanh", _inner(m, x)))))),
     Entry("gelu by tanh, products", lambda m, x: m.node("Mul", m.node(
-        "Mul", x, m.constant(0.5)), _plus_one(m, m.node("Tanh", _inner(m, x, _of_x)))),
-        slack=1e-6),
+        "Mul", x, m.constant(0.5)), _plus_one(m, m.node("Tanh", _inner(m, x, _of_x))))),
     Entry("hard swish by hard sigmoid", _times_x(lambda m, x: m.node(
         "HardSigmoid", x, alpha=1 / 6, beta=0.5))),
+    Entry("hard swish, falling gate", _times_x(lambda m, x: m.node(
+        "HardSigmoid", x, alpha=-0.2, beta=0.5))),
     Entry("hard swish by another", _times_x(lambda m, x: m.node(
         "HardSigmoid", x, alpha=0.2, beta=0.5))),
     Entry("hard swish by clip", _times_x(_hard, 6.0)),
@@ -252,12 +253,15 @@ MOVES = [
 ]  # fmt: skip
 
 NONLINEAR = [
-    *(Entry(f"{n} {' '.join(map(str, a.values()))}".strip(), _one(n, **a),
-            slack=1e-6 if a.get("approximate") else 1e-12) for n, a in models.ACTIVATIONS),
+    *(Entry(f"{n} {' '.join(map(str, a.values()))}".strip(), _one(n, **a))
+      for n, a in models.ACTIVATIONS),
     *(Entry(f"{n} by default", _one(n)) for n in (
         "LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid")),
     Entry("leaky relu falling", _one("LeakyRelu", alpha=-0.5)),
     Entry("leaky relu steep", _one("LeakyRelu", alpha=1.75)),
+    Entry("hard sigmoid falling", _one("HardSigmoid", alpha=-0.3, beta=0.6)),
+    Entry("hard sigmoid level", _one("HardSigmoid", alpha=0.0, beta=0.3)),
+    Entry("hard sigmoid flat", _one("HardSigmoid", alpha=1e-10, beta=-2.0)),
     Entry("elu negative", _one("Elu", alpha=-0.5)),
     Entry("selu negative", _one("Selu", alpha=-0.5, gamma=-1.5)),
     Entry("prelu", lambda m, x: m.node("PRelu", x, m.weights(2, 1, 1))),
@@ -346,7 +350,7 @@ WIDER = [
     Entry("gelu by tanh, factored", lambda m, x: m.node("Mul", m.node(
         "Mul", x, m.constant(0.5)), _plus_one(m, m.node("Tanh", m.node("Mul", m.node(
             "Mul", x, m.constant(np.sqrt(2 / np.pi))), _plus_one(m, m.node(
-                "Mul", m.node("Mul", x, x), m.constant(0.044715))))))), slack=1e-6),
+                "Mul", m.node("Mul", x, x), m.constant(0.044715)))))))),
     Entry("softsign of a multiple", lambda m, x: m.node("Div", m.node(
         "Mul", x, m.constant(0.3)), m.node("Add", m.node("Abs", x), m.constant(1.0)))),
 ]  # fmt: skip
@@ -388,6 +392,8 @@ REFUSED = [
         "Dropout", x, m.constant(0.5), m.node("Cast", m.constant(1), to=9))),
     Entry("cast to integers", _one("Cast", to=7)),
     Entry("too early", _one("Gelu"), opset=19),
+    Entry("max with no number", _one("Max", np.nan)),
+    Entry("celu falling", _one("Celu", alpha=-1.0)),
     Entry("clip out of order", _one("Clip", 1.0, 0.0)),
     Entry("slice of nothing", _one("Slice", [3], [3], [2])),
     Entry("reflect too far", _one("Pad", [0, 0, 7, 0, 0, 0, 0, 0], mode="reflect")),

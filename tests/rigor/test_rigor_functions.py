@@ -23,6 +23,8 @@ KINDS = {
     ("clip", ("low", -0.5), ("high", 1.0)): lambda x: np.clip(x, -0.5, 1),
     ("clip", ("low", -np.inf), ("high", 0.3)): lambda x: np.minimum(x, 0.3),
     ("hard_sigmoid", ("alpha", 0.2), ("beta", 0.4)): lambda x: np.clip(0.2 * x + 0.4, 0, 1),
+    ("hard_sigmoid", ("alpha", -0.25), ("beta", 0.5)): lambda x: np.clip(-0.25 * x + 0.5, 0, 1),
+    ("hard_sigmoid", ("alpha", 0.0), ("beta", 0.3)): lambda x: np.clip(0 * x + 0.3, 0, 1),
     ("hard_swish",): lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
     ("elu", ("alpha", 0.5)): lambda x: np.where(x > 0, x, 0.5 * np.expm1(np.minimum(x, 0))),
     ("elu", ("alpha", 2.0)): lambda x: np.where(x > 0, x, 2 * np.expm1(np.minimum(x, 0))),
@@ -39,6 +41,9 @@ KINDS = {
     ("tanh",): np.tanh,
     ("gelu",): lambda x: x * scipy.special.ndtr(x),
     ("gelu_tanh",): lambda x: x * _sigmoid(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)),
+    ("gelu_tanh", ("cube", 0.044714994)): lambda x: (
+        x * _sigmoid(np.sqrt(8 / np.pi) * (x + 0.044714994 * x**3))
+    ),
     ("silu",): lambda x: x * _sigmoid(x),
     ("mish",): lambda x: x * np.tanh(np.logaddexp(x, 0)),
 }
@@ -56,13 +61,12 @@ def test_lines_and_images_against_samples(kind):
     made, f = activation_of(name, **dict(settings)), KINDS[kind]
     low, high = _intervals(np.random.default_rng(0), 40)
     x = low + (high - low) * np.linspace(0, 1, 4001)[:, None]
-    knots = [np.clip(knot, low, high) for knot in (-3, -2, -0.5, 0, 0.3, 1, 3)]  # of all kinds
+    knots = [np.clip(knot, low, high) for knot in (-3, -2, -0.5, 0, 0.3, 1, 2, 3)]  # of all kinds
     x = np.stack([*knots, *x])
     values = f(x)
     least, most = made.image(low, high)
     assert np.all(least <= values.min(0) + 1e-14)
     assert np.all(most >= values.max(0) - 1e-14)
-    tight = 1e-7 if name == "gelu_tanh" else 1e-12  # the factor of the cube is an interval
     rough = 2e-5 * (1 + np.abs(values).max(0))
     assert np.all(values.min(0) - least < rough)
     assert np.all(most - values.max(0) < rough)
@@ -80,7 +84,7 @@ def test_lines_and_images_against_samples(kind):
     straight = ~made.bent(low, high)
     for slope, side in zip(defaults, (1, -1), strict=True):
         line = slope * x + made.offset(low, high, slope, side)
-        assert np.all(np.abs(line - values)[:, straight] < tight)
+        assert np.all(np.abs(line - values)[:, straight] < 1e-12)
 
 
 def test_default_slopes_are_those_of_the_hull_in_the_middle():

@@ -250,7 +250,7 @@ def test_gelu_by_tanh_with_the_numbers_that_are_stored():
     def truth(x):
         return _ball(x / 2) * (1 + _ball(a * (x + c * x**3)).tanh())
 
-    _encloses(build, (1,), POINTS, truth, 1e-7)
+    _encloses(build, (1,), POINTS, truth)
 
 
 def test_lines_around_activations_that_are_spelt_out():

@@ -318,22 +318,32 @@ def _gelu_slope(x: arb) -> arb:
 
 
 # The factor of the cube in gelu by tanh. ONNX has 0.044715, a real number; models that spell the
-# function out store numbers of single precision, after which the factor is near that. All of these
-# are meant at once: what follows holds for each of them.
-CUBE = arb("0.044715", "1e-8")
+# function out store numbers of single precision, after which the factor is another near that. The
+# inflections are known for all of these.
+CUBES = arb("0.044715", "1e-8")
 
 
-def _inner(x: arb) -> arb:
-    return (8 / arb.pi()).sqrt() * (x + CUBE * x**3)
+def cube_near(cube: float) -> arb:
+    """The factors that `gelu_tanh` with the setting `cube` is right for."""
+    return arb(cube, 1e-16)
 
 
-def _gelu_tanh(x: arb) -> arb:
-    return x * _sigmoid(_inner(x))
+def _gelu_tanh(cube: float = 0.044715) -> Smooth:
+    unit, factor = (8 / arb.pi()).sqrt(), cube_near(cube)
+    if not CUBES.contains(factor):
+        raise Refused(f"has the factor {cube} of its cube")
 
+    def inner(x: arb) -> arb:
+        return unit * (x + factor * x**3)
 
-def _gelu_tanh_slope(x: arb) -> arb:
-    y, inner = _inner(x), (8 / arb.pi()).sqrt() * (1 + 3 * CUBE * x * x)
-    return _sigmoid(y) + x * inner * _sigmoid_slope(y)
+    def function(x: arb) -> arb:
+        return x * _sigmoid(inner(x))
+
+    def slope(x: arb) -> arb:
+        y = inner(x)
+        return _sigmoid(y) + x * unit * (1 + 3 * factor * x * x) * _sigmoid_slope(y)
+
+    return _two("gelu_tanh", function, slope, _both("gelu_tanh"), 1e3)()
 
 
 def _silu(x: arb) -> arb:
@@ -456,14 +466,16 @@ def _clip(low: float, high: float) -> Piecewise:
 
 
 def _hard_sigmoid(alpha: float, beta: float) -> Piecewise:
-    if not alpha > 1e-9 or not abs(beta) < 1e9:
-        raise Refused(f"needs a positive alpha, not {alpha}")
+    levels = (0, 1) if alpha >= 0 else (1, 0)  # on the left and on the right
+    if alpha == 0:
+        level = min(max(beta, 0.0), 1.0)
+        return Piecewise("hard_sigmoid", [(0.0, 0.0)], [0.0, 0.0], [level, level])
     knots = []
-    for level in (0, 1):
-        knot = (level - Fraction(beta)) / Fraction(alpha)
-        near = float(knot)
+    for level in levels:
+        near = float((level - Fraction(beta)) / Fraction(alpha))
         knots.append((math.nextafter(near, -math.inf), math.nextafter(near, math.inf)))
-    return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], [0.0, beta, 1.0])
+    offsets = [float(levels[0]), beta, float(levels[1])]
+    return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], offsets)
 
 
 def _celu(alpha: float) -> Smooth:
@@ -498,7 +510,7 @@ _MAKERS: dict[str, Callable[..., Activation]] = {
     "sigmoid": lambda: _smooth("sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,)),
     "tanh": lambda: _smooth("tanh", lambda x: x.tanh(), _tanh_slope, (1, -1), (None,)),
     "gelu": _two("gelu", _gelu, _gelu_slope, _both("gelu"), 1e4),
-    "gelu_tanh": _two("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, _both("gelu_tanh"), 1e3),
+    "gelu_tanh": _gelu_tanh,
     "silu": _two("silu", _silu, _silu_slope, _both("silu"), 1e4),
     "mish": _two("mish", _mish, _mish_slope, INFLECTIONS["mish"], 700),
 }

@@ -27,7 +27,7 @@ FLOATS = (1, 10, 11, 16)  # TensorProto: FLOAT, FLOAT16, DOUBLE, BFLOAT16
 class Node:
     """One value of the network: an input, an activation, a shift or a linear operation."""
 
-    operation: "linear.Linear | Activation | Shift | Part | None"
+    operation: "linear.Linear | Activation | Shift | None"
     arguments: tuple[int, ...]
     shape: tuple[int, ...]
 
@@ -39,11 +39,14 @@ class Shift:
     constant: Any
 
 
-@dataclass
-class Part:
-    """A function that is only understood as a part of an activation: see patterns.py."""
+class Part(Activation):
+    """A function that is only understood as a part of an activation: see patterns.py.
 
-    kind: str
+    It has no bounds of its own, so none may be left when a model is read.
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
 
 
 @dataclass

@@ -272,7 +272,7 @@ def _clip(call: Call):
 
 
 def _clipped(call: Call, x: Value, low: float, high: float) -> Value:
-    if low == math.inf or high == -math.inf:
+    if not low <= high or low == math.inf or high == -math.inf:
         raise Refused(f"has the bounds {low} and {high}")
     if low == -math.inf and high == math.inf:
         return x

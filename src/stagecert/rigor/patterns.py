@@ -12,7 +12,14 @@ from flint import arb
 
 from stagecert.rigor import linear
 from stagecert.rigor.constants import settled
-from stagecert.rigor.functions import CUBE, Refused, Value, activation_of
+from stagecert.rigor.functions import (
+    CUBES,
+    Activation,
+    Refused,
+    Value,
+    activation_of,
+    cube_near,
+)
 from stagecert.rigor.graph import Call, Part
 
 _CUBED = "Pow with the exponent 3"
@@ -65,48 +72,51 @@ def _gated(call: Call, x: Value, y: Value) -> Value | None:
     gate = _gate(call, function, argument, a, b)
     if gate is None:
         return None
-    kind, inner, offset, unit, factor = gate
+    activation, inner, offset, unit, factor = gate
     found = _multiple(call, x, inner, offset)
     if found is None:
         return None
     v, p, q, r = found
-    made = call.activate(activation_of(kind), _line(call, v, unit * p, unit * q))
+    made = call.activate(activation, _line(call, v, unit * p, unit * q))
     return _scaled(call, made, factor * r)
 
 
-def _gate(call: Call, function: Any, g: Value, a: arb, b: arb):
-    """(kind, g, s, unit, factor) with (a * function(g) + b) * u = factor * kind(unit * u)
-    for u = g + s; for another g if the gate is made of several functions."""
+def _gate(
+    call: Call, function: Any, g: Value, a: arb, b: arb
+) -> tuple[Activation, Value, arb, arb, arb] | None:
+    """(f, g, s, unit, factor) with (a * function(g) + b) * u = factor * f(unit * u) for u = g + s;
+    for another g if the gate is made of several functions."""
     kind, root = _kind(function), arb(2).sqrt()
     if kind == "Erf" and a == b:
         # gelu(root * u) = root * u * (1 + erf(u)) / 2
-        return "gelu", g, arb(0), root, root * a
+        return activation_of("gelu"), g, arb(0), root, root * a
     if kind == "tanh" and a == b:
         cubic = _of_cubic(call, g)
         if cubic is None:
             return None
-        inner, unit = cubic
+        inner, unit, cube = cubic
         # gelu_tanh(unit * u) = unit * u * (1 + tanh) / 2
-        return "gelu_tanh", inner, arb(0), unit, 2 * a / unit
+        return activation_of("gelu_tanh", cube=cube), inner, arb(0), unit, 2 * a / unit
     if not b.is_zero():
         return None
     if kind == "sigmoid":
-        return "silu", g, arb(0), arb(1), a
-    if kind == "hard_sigmoid" and function.settings["beta"] == 0.5:
+        return activation_of("silu"), g, arb(0), arb(1), a
+    if kind == "hard_sigmoid" and function.settings["beta"] == 0.5 and function.settings["alpha"]:
         # hard_swish(v) = v * clip(v / 6 + 1 / 2, 0, 1)
         unit = 6 * arb(function.settings["alpha"])
-        return "hard_swish", g, arb(0), unit, a / unit
+        return activation_of("hard_swish"), g, arb(0), unit, a / unit
     if kind == "clip" and function.settings == {"low": 0, "high": 6}:
         # u * clip(u + 3, 0, 6) = 6 * hard_swish(u)
-        return "hard_swish", g, arb(-3), arb(1), 6 * a
+        return activation_of("hard_swish"), g, arb(-3), arb(1), 6 * a
     if kind == "tanh":
         before, argument = _made(call, g)
-        return ("mish", argument, arb(0), arb(1), a) if _kind(before) == "softplus" else None
+        if _kind(before) == "softplus":
+            return activation_of("mish"), argument, arb(0), arb(1), a
     return None
 
 
-def _of_cubic(call: Call, h: Value) -> tuple[Value, arb] | None:
-    """(x, k) if h = sqrt(2 / pi) * (k x + c (k x)**3) with a number c that CUBE contains."""
+def _of_cubic(call: Call, h: Value) -> tuple[Value, arb, float] | None:
+    """(x, k, c) if h = sqrt(2 / pi) * (k x + c (k x)**3), for a c that `gelu_tanh` has."""
     root, a, b = call.lines(h)[-1]
     node = call.reader.program.nodes[root.index]
     if not isinstance(node.operation, linear.Sum) or len(node.arguments) != 2 or not b.is_zero():
@@ -122,9 +132,13 @@ def _of_cubic(call: Call, h: Value) -> tuple[Value, arb] | None:
         if found is None:
             continue
         first, third = a * signs[one] * found[3], a * signs[other] * c
+        if not first != 0:  # noqa: SIM202  (balls: not certainly another number)
+            continue
         unit = first / (2 / arb.pi()).sqrt()
-        if unit != 0 and CUBE.contains(third / first / unit**2):
-            return x, unit
+        factor = third / first / unit**2
+        cube = float(factor.mid())
+        if CUBES.contains(cube_near(cube)) and cube_near(cube).contains(factor):
+            return x, unit, cube
     return None
 
 
