@@ -88,7 +88,7 @@ class Facts:
         return np.maximum(np.abs(self.low[index]), np.abs(self.high[index]))
 
     def line(self, index: int, of: Any, low_slope, high_slope) -> Lines:
-        """The lines of an activation with given slopes, for the boxes `of`."""
+        """The lines of an activation with given slopes, for the boxes `of`: as many, or one."""
         function = self.program.nodes[index].operation
         assert isinstance(function, Activation)
         low, high = (x[of] for x in self.boxes[index])

@@ -219,7 +219,7 @@ class Checker:
                 some = [every[k][0] for k in rows]
                 lines = {}
                 if some[0].leaf is not None and any(some[0].leaf.slopes):
-                    lines = self._lines(certificate, facts, some[0].leaf.slopes, of[rows])
+                    lines = self._lines(certificate, facts, some[0].leaf.slopes, int(of[rows[0]]))
                 yield some, self._bound(facts, of[rows], some, lines)
 
     def refutes(self, task: Task, bound: Any) -> bool:
@@ -290,22 +290,24 @@ class Checker:
         return found
 
     def _lines(
-        self, certificate, facts: Facts, slopes: tuple[Slopes | None, ...], of, rows: bool = False
+        self, certificate, facts: Facts, slopes: tuple[Slopes | None, ...], box: int, rows=None
     ) -> dict[int, Lines]:
-        """Lines with given slopes, for boxes `of`; the arrays have an axis of `rows` or not."""
-        lines = {}
+        """Lines with given slopes for one box; the arrays have `rows` in front, or one."""
+        lines, of = {}, slice(box, box + 1)
         for index, pair in zip(self.activations, slopes, strict=False):
             if pair is None:
                 continue
-            function, box = self.program.nodes[index].operation, facts.boxes[index]
+            function, ends = self.program.nodes[index].operation, facts.boxes[index]
             assert isinstance(function, Activation)
-            shape = box[0].shape[1:]
-            low, high = function.slopes(*(x[of] for x in box))
+            shape = ends[0].shape[1:]
+            default = function.slopes(*(x[of] for x in ends)) if None in pair else (None, None)
             low, high = (
-                x if name is None
-                else np.broadcast_to(certificate.slopes(name, (len(of), *shape) if rows else shape),
-                                     x.shape)
-                for name, x in zip(pair, (low, high), strict=True)
+                np.broadcast_to(
+                    default[k] if name is None
+                    else certificate.slopes(name, shape if rows is None else (rows, *shape)),
+                    (1 if rows is None else rows, *shape),
+                )
+                for k, name in enumerate(pair)
             )  # fmt: skip
             lines[index] = facts.line(index, of, low, high)
         return lines
@@ -321,7 +323,7 @@ class Checker:
         if np.any(entries < 0) or np.any(entries >= size) or np.any(np.abs(sides) != 1):
             raise Refused("entries or sides of a box are impossible")
         of = np.zeros(len(entries), int)
-        lines = self._lines(certificate, facts, given.slopes, of, rows=True)
+        lines = self._lines(certificate, facts, given.slopes, 0, len(entries))
         for sign in (1, -1):
             some = np.flatnonzero(sides == sign)
             if len(some):
