@@ -206,7 +206,9 @@ BALLS = {
     "sigmoid": lambda x: (1 + (x / 2).tanh()) / 2,
     "tanh": lambda x: x.tanh(),
     "gelu": lambda x: x * (-x / arb(2).sqrt()).erfc() / 2,
-    "gelu_tanh": lambda x: x * (1 + (_ROOT / 2 * (x + arb("0.044715") * x**3)).tanh()) / 2,
+    "gelu_tanh": lambda x, cube="0.044715": (
+        x * (1 + (_ROOT / 2 * (x + arb(cube) * x**3)).tanh()) / 2
+    ),
     "silu": lambda x: x / (1 + (-x).exp()),
     "mish": lambda x: x * x.exp().log1p().tanh(),
 }
