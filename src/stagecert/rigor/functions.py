@@ -391,8 +391,8 @@ def cube_near(cube: float) -> arb:
     return arb(cube, 1e-16)
 
 
-def _gelu_tanh(cube: float = 0.044715) -> Smooth:
-    unit, factor = (8 / arb.pi()).sqrt(), cube_near(cube)
+def _gelu_tanh(cube: float | None = None) -> Smooth:
+    unit, factor = (8 / arb.pi()).sqrt(), arb("0.044715") if cube is None else cube_near(cube)
     if not CUBES.contains(factor):
         raise Refused(f"has the factor {cube} of its cube")
 
