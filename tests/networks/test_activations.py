@@ -345,7 +345,7 @@ def test_hulls_are_sound_convex_and_finite(name, dtype):
         assert np.all(back <= allowed)
     if kind in ("gelu", "gelu_tanh"):  # the tails have the rounding of their exponents
         size = size * (1 + np.clip(-low, 0, 40) ** 3)
-    # The wedge closes at the ends, but for the room for rounded constants, and the range is reached.
+    # The wedge closes at the ends (but for room for rounded constants), and the range is reached.
     room = 1e-8 if kind == "gelu_tanh" else 1e-20
     for k in (-2, -1):
         assert np.all(value[k] - lower[k] <= 1000 * eps * size + room)

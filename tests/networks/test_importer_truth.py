@@ -18,6 +18,7 @@ from test_onnx import Graph, ints, number, refusal
 
 from stagecert import networks
 from stagecert.errors import ProblemError
+from stagecert.networks import operations as op
 from stagecert.networks.onnx import describe, load
 from stagecert.networks.smooth import TANH_CUBES
 
@@ -154,7 +155,7 @@ def test_means(n):
 
     network = graph(build, dtype=TensorProto.DOUBLE)
     encloses(network, lambda x: x * 10**15, points=(0.75, 5.5), slack=1e-13)
-    loose = [n.operation.loose for n in network.nodes if n.operation.label == "scale"]
+    loose = [n.operation.loose for n in network.nodes if isinstance(n.operation, op.Scale)]
     assert loose == ([0] if n == 1 else [0, 0] if n == 4 else [0, 4])
 
 

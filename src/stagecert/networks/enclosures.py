@@ -253,7 +253,7 @@ def _summed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rest = math.fsum([*row, -near])
         low.append(near if rest >= 0 else math.nextafter(near, -math.inf))
         high.append(near if rest <= 0 else math.nextafter(near, math.inf))
-    return tuple(np.array(ends).reshape(x.shape[:-1]) for ends in (low, high))
+    return np.array(low).reshape(x.shape[:-1]), np.array(high).reshape(x.shape[:-1])
 
 
 def product(x: Constant, axes: Sequence[int], keepdims: bool) -> Constant:
