@@ -997,7 +997,13 @@ def test_networks_in_the_data_folder():
         inputs = [i for i in model.graph.input if i.name not in names]
         del model.graph.input[:]
         model.graph.input.extend(inputs)
-        network = single(load(path))
+        try:
+            network = single(load(path))
+        except ProblemError as error:
+            # Sets with products of variables, attention, signs, sines: refused with the reason.
+            assert path.parent.parent.name in ("vit", "ml4acopf", "lsnc_relu", "traffic_signs")
+            assert "that stagecert cannot handle" in str(error)
+            continue
         run = runner(model)
         shapes = network.input_shapes
         xs = tuple(rng.uniform(size=(2, *s[1:])).astype(np.float32) for s in shapes)
