@@ -7,8 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from stagecert import sweeps
 from stagecert.errors import ProblemError
 from stagecert.robust import table
@@ -30,6 +28,7 @@ def robust(
     mean: Any = 0,
     std: Any = 1,
     method: str = "nonconvex",
+    check: bool = True,
     restarts: int = 4,
     seed: int = 0,
     limit: int | None = None,
@@ -53,6 +52,8 @@ def robust(
         clip: the range of pixels, which cuts the boxes; None if there is none.
         mean, std: the network gets (pixel - mean) / std: a number, or one for each channel.
         method: the last method to be tried: "ibp", "backward", "nonconvex" or "optimised".
+        check: certify an image only once the independent checker has accepted the proof. Without,
+            "certified" rests on the bounds alone.
         restarts: how many points the attack starts from, for each of up to nine other classes.
         seed: for those points.
         limit: take the first images only.
@@ -69,7 +70,7 @@ def robust(
     """
     run = Robustness(
         model, images, labels, eps, clip=clip, mean=mean, std=std, method=method,
-        restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
+        check=check, restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
     )  # fmt: skip
     table.check_format(format)
     with run.store(out) as store:
@@ -93,6 +94,7 @@ class Robustness:
         mean: Any = 0,
         std: Any = 1,
         method: str = "nonconvex",
+        check: bool = True,
         restarts: int = 4,
         seed: int = 0,
         limit: int | None = None,
@@ -119,6 +121,8 @@ class Robustness:
             if isinstance(model, bytes) or str(model) in str(error):
                 raise
             raise ProblemError(f"{model}: {error}") from None
+        if check:
+            classifier.must_be_covered()
         data = data_set(images, labels, classifier.shape, classifier.classes)
         how.check(data.images)
         self.batch = batch or largest_batch(classifier.network, memory)
@@ -128,13 +132,14 @@ class Robustness:
         self.configuration = {
             "task": "robust",
             "stagecert": version("stagecert"),
-            "model": _hash(model),
+            "model": classifier.model.contents.digest,
             "eps": str(how.eps),
             "norm": "inf",
             "clip": None if how.clip is None else [str(v) for v in how.clip],
             "mean": [str(v) for v in how.mean],
             "std": [str(v) for v in how.std],
             "method": method,
+            "checked": check,
             "restarts": restarts,
             "seed": seed,
             "batch": self.batch,
@@ -142,8 +147,8 @@ class Robustness:
         }
         self._work = Images(
             classifier, model, DataSet(data.images[:count], data.labels[:count]), how,
-            {"method": method, "restarts": restarts, "seed": seed, "memory": memory,
-             "batch": self.batch},
+            {"method": method, "check": check, "restarts": restarts, "seed": seed,
+             "memory": memory, "batch": self.batch},
         )  # fmt: skip
 
     def store(self, out: str | Path | None) -> Store:
@@ -195,16 +200,3 @@ def _numbers(values, name: str) -> tuple[Fraction, ...]:
     if not several:
         raise ProblemError(f"{name} is empty.")
     return tuple(number(value, name) for value in several)
-
-
-def _hash(model: bytes | Path) -> str:
-    """Identifies a model that could be loaded, with weights that it keeps in other files."""
-    if isinstance(model, bytes):
-        return hashlib.sha256(model).hexdigest()
-    content = hashlib.sha256(model.read_bytes())
-    if not model.name.endswith(".gz"):
-        weights = onnx.load(model, load_external_data=False).graph.initializer
-        places = {e.value for w in weights for e in w.external_data if e.key == "location"}
-        for place in sorted(places):
-            content.update((model.parent / place).read_bytes())
-    return content.hexdigest()
