@@ -58,36 +58,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "attacks.json")
     options = parser.parse_args()
     sets = options.sets or sorted(path.parent.name for path in DATA.glob("*/expected.csv"))
-    rows, left_out = [], {}
+    held = json.loads(options.out.read_text()) if options.out.exists() else {"sets": {}}
     for name in sets:
-        folder = DATA / name
-        instances = read_lists(
-            [folder / "instances.csv"], answers=[folder / "expected.csv"], timeout=1
-        )
-        models: dict[Path, OpenModel] = {}
-        for one in instances:
-            if one.expected != "sat":
-                continue
-            try:
-                model = models.setdefault(one.model_path, OpenModel(one.model_path))
-                compiled(model, one.property_path)
-            except (ProblemError, OSError) as error:
-                left_out[name] = str(error).splitlines()[0]
-                continue
-            row = {"set": name, "model": one.model, "property": one.property}
-            for series, plans in SERIES.items():
-                row[series] = attacked(model, one.property_path, plans, options.timeout)
-            rows.append(row)
-            print(name, one.name(), *(row[series] for series in SERIES), flush=True)
-    held = {
-        "timeout": options.timeout,
-        "made": made(),
-        "left_out": left_out,
-        "instances": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(held, indent=1) + "\n")
+        held["sets"][name] = compared(name, options.timeout)
+        options.out.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n")
     print(table(held))
+
+
+def compared(name: str, timeout: float) -> dict:
+    """The results of one set."""
+    folder, rows, left_out = DATA / name, [], []
+    instances = read_lists([folder / "instances.csv"], answers=[folder / "expected.csv"], timeout=1)
+    models: dict[Path, OpenModel] = {}
+    for one in (one for one in instances if one.expected == "sat"):
+        try:
+            if one.model_path not in models:
+                models[one.model_path] = OpenModel(one.model_path)
+            model = models[one.model_path]
+            compiled(model, one.property_path)
+        except (ProblemError, OSError) as error:
+            left_out.append({"model": one.model, "why": str(error).splitlines()[0]})
+            continue
+        row: dict = {"model": one.model, "property": one.property}
+        for series, plans in SERIES.items():
+            row[series] = attacked(model, one.property_path, plans, timeout)
+        rows.append(row)
+        print(name, one.name(), *(row[series] for series in SERIES), flush=True)
+    return {"timeout": timeout, "made": made(), "left_out": left_out, "instances": rows}
 
 
 def table(held: dict) -> str:
@@ -96,8 +93,10 @@ def table(held: dict) -> str:
         "| set | instances | found, short | found, all | median s, short | median s, all |",
         "|---|---|---|---|---|---|",
     ]
-    for name in dict.fromkeys(row["set"] for row in held["instances"]):
-        mine = [row for row in held["instances"] if row["set"] == name]
+    for name, of_set in sorted(held["sets"].items()):
+        mine = of_set["instances"]
+        if not mine:
+            continue
         found = [str(sum(row[series]["found"] for row in mine)) for series in SERIES]
         medians = [
             f"{statistics.median(row[series]['seconds'] for row in mine):.2f}" for series in SERIES
