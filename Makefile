@@ -5,7 +5,7 @@
 #   make test-all    run all tests, the slow ones too, on new random examples
 #   make lint        ruff (lint and format) and pyright
 #   make docs        build the documentation into site/
-#   make gallery     make the pictures of the documentation again
+#   make pictures    make the pictures of the documentation again
 #   make dist        build the packages into dist/, and try the wheel in an empty environment
 #   make benchmark   run the benchmarks
 #   make paper       run the paper's experiments on 20 images (needs data, see docs/paper.md)
@@ -23,7 +23,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all lint ruff docs gallery dist benchmark paper format clean
+.PHONY: demo test test-all lint ruff docs pictures dist benchmark paper format clean
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment, so `make -j` is serialised.
@@ -51,8 +51,8 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # Pictures are committed: making them takes minutes, and some need data.
-gallery: $(VENV)/.installed-test
-	$(PY) scripts/draw_gallery.py $(GALLERY_ARGS)
+pictures: $(VENV)/.installed-test
+	$(PY) scripts/draw_pictures.py $(PICTURES)
 
 # The wheel is built from the source distribution, so both are tried.
 dist: $(VENV)/.installed-dist
