@@ -122,7 +122,7 @@ def robust(
             running.claim()
             summary = write(store)
         if as_json:
-            print(json.dumps(summary.to_dict()))
+            print(json.dumps(summary.to_dict() | {"seconds": round(summary.seconds, 3)}))
         elif not quiet:
             _print(summary, out, known)
         raise typer.Exit(0)

@@ -45,9 +45,12 @@ def load(
     """
     name = "<text>"
     if isinstance(source, str) and (
-        len(source) > 4096 or "\n" in source or source.lstrip()[:1] in ("", "(", ";")
+        len(source) > 4096
+        or "\n" in source
+        or "\r" in source
+        or source.removeprefix("\ufeff").lstrip()[:1] in ("", "(", ";")
     ):
-        data: bytes | str = source
+        data: bytes | str = source.removeprefix("\ufeff")
     elif isinstance(source, bytes):
         data = source
     elif isinstance(source, (str, os.PathLike)):

@@ -91,14 +91,14 @@ class Classifier:
             )
         if self.network.output_size < 2:
             raise ProblemError("The model has one output; it needs one for each class.")
-        self._session, inputs = self.model.session
-        ((self._name, self._shape, self._type),) = inputs
-        if self._type == np.float16:
+        self._session = self.model.session
+        ((_, shape, kind),) = self._session.inputs
+        if kind == np.float16:
             # Counterexamples in float32 would be rounded, possibly out of their boxes.
             raise ProblemError("The model's input is float16; float32 or float64 is needed.")
-        if prod(self._shape) != prod(self.shape):
+        if prod(shape) != prod(self.shape):
             raise ProblemError(
-                f"The model takes several images at once, {self._shape}; one at a time is needed."
+                f"The model takes several images at once, {shape}; one at a time is needed."
             )
 
     def must_be_covered(self) -> None:
@@ -121,10 +121,9 @@ class Classifier:
         """How many outputs there are."""
         return self.network.output_size
 
-    def run(self, image: np.ndarray) -> np.ndarray:
-        """What ONNX Runtime computes for one image."""
-        feed = {self._name: image.reshape(self._shape).astype(self._type)}
-        return np.concatenate([np.asarray(x).reshape(-1) for x in self._session.run(None, feed)])
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """What ONNX Runtime computes for images, one by one: (images, classes)."""
+        return self._session.run(images.reshape(len(images), -1))
 
 
 def largest_batch(network: Network, memory: float) -> int:
@@ -168,8 +167,8 @@ class Work:
         begin = time.perf_counter()
         cases = [_Case(Finding(int(label))) for label in self.data.labels[list(places)]]
         boxes = boxes_around(self.data.images[list(places)], self.how)
-        for case, image in zip(cases, boxes.centre, strict=True):
-            self._predict(case, image)
+        for case, outputs in zip(cases, self.classifier.run(boxes.centre), strict=True):
+            self._predict(case, outputs)
         self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
         begin = _charge(cases, begin)
         intervals = None
@@ -181,9 +180,8 @@ class Work:
             begin = _charge(waiting, begin)
         return [(_finished(case.finding), case.seconds, case.point) for case in cases]
 
-    def _predict(self, case: _Case, image: np.ndarray) -> None:
+    def _predict(self, case: _Case, outputs: np.ndarray) -> None:
         found = case.finding
-        outputs = self.classifier.run(image)
         if not np.all(np.isfinite(outputs)):
             found.status = "error"
             found.note = "the model's outputs for the image itself are not finite"
@@ -231,13 +229,13 @@ class Work:
         points, margins = np.concatenate(points), np.concatenate(margins)
         margins = np.where(np.isnan(margins), np.inf, margins)
         images = np.array([k for k, _ in lanes])
+        chosen = []
         for k in np.unique(images):
             mine = np.flatnonzero(images == k)
             best = mine[np.argsort(margins[mine], kind="stable")[:REPLAYED]]
-            for lane in best[np.isfinite(margins[best])]:
-                self._replay(cases[k], points[lane], boxes, int(k))
-                if not cases[k].open:
-                    break
+            chosen += best[np.isfinite(margins[best])].tolist()
+        if chosen:
+            self._replay(cases, images[chosen], points[chosen], boxes)
 
     def _targets(self, cases, boxes: Boxes, lanes) -> attack.Targets:
         images = [k for k, _ in lanes]
@@ -253,17 +251,18 @@ class Work:
             np.ones((len(lanes), 1), bool),
         )
 
-    def _replay(self, case: _Case, point: np.ndarray, boxes: Boxes, k: int) -> None:
-        """Whether ONNX Runtime misclassifies a point, moved into the box."""
-        point = np.clip(point.reshape(boxes.least[k].shape), boxes.least[k], boxes.most[k])
-        outputs = self.classifier.run(point)
-        if not np.all(np.isfinite(outputs)):
-            return
-        found = case.finding
-        assert found.attack is not None
-        found.attack = min(found.attack, _margin(outputs, found.label))
-        if np.argmax(outputs) != found.label:
-            found.status, found.attacked, case.point = "attacked", True, point
+    def _replay(self, cases, images: np.ndarray, points: np.ndarray, boxes: Boxes) -> None:
+        """Whether ONNX Runtime misclassifies points of images, moved into their boxes."""
+        least, most = boxes.least[images], boxes.most[images]
+        points = np.clip(points.reshape(least.shape), least, most)
+        for k, point, outputs in zip(images, points, self.classifier.run(points), strict=True):
+            case, found = cases[k], cases[k].finding
+            if not case.open or not np.all(np.isfinite(outputs)):
+                continue
+            assert found.attack is not None
+            found.attack = min(found.attack, _margin(outputs, found.label))
+            if np.argmax(outputs) != found.label:
+                found.status, found.attacked, case.point = "attacked", True, point
 
     # -- bounds -----------------------------------------------------------------------------------
 
