@@ -19,9 +19,9 @@ import matplotlib as mpl
 
 mpl.use("agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-from PIL import Image  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -59,7 +59,7 @@ def readme():
     seen = int(np.delete(np.arange(10), label)[entry])
     for axis, pixels, title in (
         (axes["digit"], image, f"a test image: {label}"),
-        (axes["fooled"], fooled, f"each pixel within {radii[worst]:.3f}: {seen}"),
+        (axes["fooled"], fooled, f"moved by {radii[worst]:.3f}: {seen}"),
     ):
         axis.imshow(pixels.reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
         axis.set_title(title, fontsize=10)
@@ -175,7 +175,7 @@ def robust_digits(answer):
                 axis.text(left + count / 2, row, str(count), ha="center", va="center")
             left += count
     axis.set(yticks=range(len(results)), yticklabels=[f"radius {r}" for r in results])
-    axis.set(xlabel="images", xlim=(0, 20))
+    axis.set(xlabel="images", xlim=(0, 20), xticks=range(0, 21, 5))
     axis.invert_yaxis()
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     return figure

@@ -25,7 +25,7 @@ LAYERS = [
                    "equinox jax matplotlib numpy rich"),
     ("networks",   "networks",
                    "basics core",
-                   "equinox jax numpy onnx onnxscript rich torch"),
+                   "equinox flint jax numpy onnx onnxscript rich torch"),
     ("interop",    "interop",
                    "basics core networks",
                    "cvxpy equinox jax numpy scipy"),
