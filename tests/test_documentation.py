@@ -1,5 +1,6 @@
 """The reference has every public name; the gallery every example; pictures are there and small."""
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -84,3 +85,35 @@ def test_pages_are_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"^  - .*: ([\w-]+\.md)$", text, re.MULTILINE))
     assert listed == {path.name for path in DOCS.glob("*.md")}
+
+
+# -- the page about the code -----------------------------------------------------------------------
+
+
+def architecture() -> str:
+    return (DOCS / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_walks_lead_through_what_is_there():
+    """Every file of a walk exists, and defines what is to be read in it."""
+    rows = re.findall(r"^\| (`[^|]+\.py`) \| (`[^|]+`) \|", architecture(), re.MULTILINE)
+    assert len(rows) > 40
+    for files, names in rows:
+        paths = [ROOT / "src" / "stagecert" / name for name in re.findall(r"`([\w/]+\.py)`", files)]
+        defined = set()
+        for path in paths:
+            assert path.is_file(), f"there is no {path.relative_to(ROOT)}"
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    defined.add(node.name)
+        for name in re.findall(r"`(\w+)`", names):
+            assert name in defined, f"{files} has no {name}"
+
+
+def test_every_module_has_its_row():
+    table = architecture().split("## Four walks")[0]
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|([^|]*)\|", table, re.M))))
+    sources = ROOT / "src" / "stagecert"
+    modules = {path.stem for path in sources.glob("*.py")} - {"__init__"}
+    packages = {path.parent.name for path in sources.glob("*/__init__.py")}
+    assert listed == modules | packages
