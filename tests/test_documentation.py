@@ -83,7 +83,7 @@ def test_pictures_are_there_used_and_small():
 
 def test_pages_are_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^  - .*: ([\w-]+\.md)$", text, re.MULTILINE))
+    listed = set(re.findall(r"^ +- .*: ([\w-]+\.md)$", text, re.MULTILINE))
     assert listed == {path.name for path in DOCS.glob("*.md")}
 
 

@@ -58,6 +58,19 @@ def test_help_of_all_commands_loads_no_jax():
     assert not loaded & HEAVY
 
 
+def test_check_loads_no_jax(tmp_path):
+    """Whoever checks certificates needs neither JAX nor anything of the search."""
+    digits = ROOT / "src" / "stagecert" / "digits"
+    files = [str(digits / "digits.onnx"), str(digits / "a-small-radius.vnnlib")]
+    (tmp_path / "no.cert").write_bytes(b"not a certificate")
+    arguments = ["check", *files, str(tmp_path / "no.cert")]
+    loaded = loaded_by(
+        f"from stagecert.cli import app\nprint('status', app({arguments}, standalone_mode=False))"
+    )
+    assert {"status", "1", "flint", "onnx"} <= loaded
+    assert not loaded & {"equinox", "jax", "jaxlib", "scipy"}
+
+
 def test_module_is_the_program():
     assert python("-m", "stagecert", "--version") == f"stagecert {sc.__version__}\n"
     shown = python("-m", "stagecert", "-h")
