@@ -1,7 +1,7 @@
 """Lets the reference show examples in docstrings as code.
 
-A docstring is Markdown to MkDocs, which takes the `>>>` of an example for a quotation. Griffe, which
-reads the docstrings, calls this extension (see mkdocs.yml) with each object that has one.
+A docstring is Markdown to MkDocs, which takes the `>>>` of an example for a quotation. Griffe reads
+the docstrings and calls this extension, which mkdocs.yml names, with each object that has one.
 """
 
 import re

@@ -67,7 +67,7 @@ def test_check_loads_no_jax(tmp_path):
     loaded = loaded_by(
         f"from stagecert.cli import app\nprint('status', app({arguments}, standalone_mode=False))"
     )
-    assert {"status", "1", "flint", "onnx"} <= loaded
+    assert {"status", "2", "flint", "onnx"} <= loaded
     assert not loaded & {"equinox", "jax", "jaxlib", "scipy"}
 
 
