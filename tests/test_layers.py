@@ -98,9 +98,9 @@ def part_of(name: str) -> str | None:
 def handed_on() -> dict[str, str]:
     """Where the names of `stagecert` come from, by the imports that type checkers see."""
     return {
-        alias.name: node.module
+        alias.name: str(node.module)
         for node in ast.walk(TREES["stagecert"])
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("stagecert.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stagecert.")
         for alias in node.names
     }
 
@@ -115,6 +115,7 @@ def imports_of(name: str) -> set[str]:
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} has a relative import"
+            assert node.module
             for alias in node.names:
                 found.add(resolved(node.module, alias.name))
         elif isinstance(node, ast.Import):
