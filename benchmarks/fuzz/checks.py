@@ -122,7 +122,7 @@ class Checks:
     # -- importer and bounds -----------------------------------------------------------------------
 
     def _importer(self, graph: Graph, rows, values, found: Findings, draw) -> None:
-        batched = False if any(s and s[0] > 1 for s in graph.shapes) else None
+        batched: Any = [False if shape and shape[0] > 1 else None for shape in graph.shapes]
         try:
             network = networks.load(graph.model, batched=batched)
         except ProblemError as error:
