@@ -272,6 +272,9 @@ def as_arrays(tree, dtype=None):
             return jnp.asarray(leaf, float if dtype is None else dtype)
         if isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+            if floating and dtype == np.float64 and leaf.dtype == np.float32:
+                # NumPy keeps what is below float32's normal range; XLA may take it for zero.
+                leaf = leaf if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf, np.float64)
             return jnp.asarray(leaf, dtype if floating else None)
         return leaf
 

@@ -71,7 +71,7 @@ AFFINE = {
     "neg": (lambda x: -x, (3,)),
     "mul": (lambda x: W * x, (4, 3)),
     "mul wider": (lambda x: x * W, ()),
-    "div": (lambda x: x / jnp.sqrt(jnp.abs(W)), (4, 3)),
+    "div": (lambda x: x / jnp.sqrt(jnp.abs(jnp.asarray(W, x.dtype))), (4, 3)),
     "mean": (lambda x: jnp.mean(x, axis=0), (4, 3)),
     "sum": (jnp.sum, (4, 3)),
     "sum of no axes": (lambda x: lax.reduce_sum(x, ()), (4, 3)),
@@ -141,6 +141,10 @@ AFFINE = {
     "empty": (lambda x: jnp.concatenate([x[:0], x]), (3,)),
     "constant condition": (lambda x: lax.cond(True, lambda x: 2 * x, lambda x: x, x), (3,)),
     "constant loop": (lambda x: x * lax.fori_loop(0, 3, lambda k, s: 2.0 * s, 1.0), (3,)),
+    "constant scan": (
+        lambda x: x * lax.scan(lambda s, w: (s + w / 3, s * w), jnp.zeros(3), W, reverse=True)[1],
+        (4, 3),
+    ),
     "remat": (jax.checkpoint(lambda x: W @ x), (3,)),
     "jit": (jax.jit(lambda x: jax.jit(lambda y: 2 * y)(x) + 1), (3,)),
     "vmap": (jax.vmap(lambda x: W @ x), (2, 3)),
@@ -269,7 +273,7 @@ def test_a_name_does_not_make_an_activation():
         from_jax(silu, np.zeros(3))
 
     def gelu(x):  # the usual one has another number
-        return 0.5 * x * (1 + lax.erf(x / 1.5))
+        return 0.5 * x * (1.1 + lax.erf(x / 1.5))
 
     with pytest.raises(ProblemError, match="erf"):
         from_jax(gelu, np.zeros(3))

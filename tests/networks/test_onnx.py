@@ -282,7 +282,8 @@ def test_batch_normalization(opset):
         g("BatchNormalization", "x", *numbers, epsilon=0.1, momentum=0.5)
         network = agree(g)
         assert {node.weights.dtype.name for node in network.nodes} == {"float32"}
-        assert {node.weights.dtype.name for node in load(g.model()).nodes} == {"float64"}
+        scales = [n for n in load(g.model()).nodes if n.operation.label == "scale"]
+        assert [(n.weights.dtype.name, n.operation.loose) for n in scales] == [("float64", 4)] * 2
 
 
 @pytest.mark.parametrize("opset", [9, 11, 13, 18, 19, 23])
@@ -524,8 +525,9 @@ def test_gelu_spelt_out():
     list(_gelu_variants(g, shifted))
     network = agree(g, points=20)
     assert kinds(network) == ["gelu"] * 10
-    # Nothing is left of what the exporter wrote around it.
-    assert len(network.nodes) == 11
+    # Around each there are two factors, because the constants are not quite 1 / sqrt(2) and 1 / 2;
+    # two of the five ways to write it end with a factor of their own.
+    assert len(network.nodes) == 1 + 10 * 3 + 2 * 2
 
 
 def test_other_activations_spelt_out():
@@ -579,7 +581,7 @@ def test_products_that_only_look_like_activations_are_refused():
     g = Graph(17, x=["batch", 8])
     y = g("Mul", "x", draw(8))
     g("Mul", "x", g("Sigmoid", y))
-    g("Mul", "x", g("HardSigmoid", "x", alpha=0.2, beta=0.5))
+    g("Mul", "x", g("HardSigmoid", "x", alpha=0.2, beta=0.4))
     g("Mul", "x", g("Clip", g("Add", "x", number(2.99)), number(0), number(6)))
     g("Mul", "x", g("Add", g("Sigmoid", "x"), number(0.1)))
     g("Mul", g("Add", "x", number(0.5)), g("Sigmoid", "x"))
@@ -596,7 +598,7 @@ def test_products_that_only_look_like_activations_are_refused():
     assert message.count("is only supported inside Gelu") == 2
     assert "is only supported inside softplus" in message
     assert message.count("is only supported inside softsign") == 2
-    assert "is only supported with the exponents 1 and 2" in message
+    assert "only supported inside the approximate Gelu" in message
 
 
 def test_constants():
@@ -922,7 +924,7 @@ def test_models_that_cannot_be_read(tmp_path):
     def huge(model):
         model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 2**40
 
-    assert "more than 2147483648 numbers" in changed(huge)
+    assert "more than 134217728 numbers" in changed(huge)
     assert "has no inputs" in changed(lambda m: m.graph.ClearField("input"))
     assert "names 0 opsets" in changed(lambda m: m.ClearField("opset_import"))
 

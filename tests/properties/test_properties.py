@@ -268,6 +268,40 @@ def test_sources(tmp_path):
         load(gzip.compress(b" " * 2_000_000), max_bytes=1_000_000)
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_a_comment_ends_with_its_line(line_end):
+    """With carriage returns alone it went on to the end of the file, over all assertions."""
+    lines = [*OLD.splitlines(), "; the box", *OLD_BOX.splitlines(), "; (", "(assert (<= Y_0 1))"]
+    text = line_end.join(lines)
+    for source in (text, text.encode(), "\ufeff" + text):
+        (case,) = load(source).cases
+        assert list(case.input_lower) == [-1, -1]
+        assert len(case.outputs) == 1
+    with pytest.raises(PropertyError) as caught:
+        load(text + line_end + "(assert)")
+    assert caught.value.line == len(lines) + 1
+
+
+@pytest.mark.parametrize("character", ["\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_characters_that_may_or_may_not_end_a_comment_are_refused(character):
+    """An editor shows two lines, and the second one would be lost without a word."""
+    start = OLD + OLD_BOX + "; only"
+    with pytest.raises(PropertyError, match="ends at a line feed") as caught:
+        load(start + character + "(assert (<= Y_0 1))")
+    assert caught.value.line == 9
+    assert len(load(start + character + " \n(assert (<= Y_0 1))").cases[0].outputs) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["|X_0 ; |", "|X_0|", "X_0\0", "\ufeffX_0", "X_0\u2028", "X_0\xa0"]
+)
+def test_names_that_only_look_right_are_refused(name):
+    with pytest.raises(PropertyError):
+        old(f"(assert (<= {name} 0))\n)")
+    with pytest.raises(PropertyError):
+        old(f"(assert (<= {name} 0))")
+
+
 @pytest.mark.parametrize(
     ("text", "line", "column", "found", "expected"),
     [

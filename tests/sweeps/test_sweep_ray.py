@@ -89,11 +89,9 @@ def test_the_same_table_of_200_images_whatever_computes_it(nodes, tmp_path):
             capture_output=True,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        summary = json.loads((out / "summary.json").read_text())
-        assert summary.pop("seconds") > 0
-        assert summary["complete"]
-        files = [(out / file).read_bytes() for file in ("results.csv", "counterexamples.npz")]
-        tables[name] = summary, files
+        assert json.loads((out / "summary.json").read_text())["complete"]
+        names = ("results.csv", "counterexamples.npz", "summary.json")
+        tables[name] = [(out / file).read_bytes() for file in names]
     assert tables["process"] == tables["processes"] == tables["ray"]
 
 

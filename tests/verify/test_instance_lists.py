@@ -65,6 +65,8 @@ def test_names_with_commas_and_quotation_marks(tmp_path):
         ("a.onnx,p.vnnlib,5,maybe\n", "line 1: the expected answer must be .* not 'maybe'"),
         ("a.onnx,p.vnnlib,5,sat,more\n", "line 1: 5 columns"),
         (b"\x80\x81\xff", "it is not text"),
+        # Once an error of the program, not of the list.
+        ("a.onnx," + "p" * 140_000 + ",5\n", "line 1 is no line of a CSV file: field larger"),
     ],
 )
 def test_errors_name_the_line(tmp_path, text, message):

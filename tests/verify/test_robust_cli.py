@@ -59,6 +59,7 @@ def test_summary_as_text_and_as_json(folder):
     assert done.returncode == 0, done.stderr
     assert "20 of 64 images are there already" in done.stderr
     summary = json.loads(done.stdout)
+    assert summary.pop("seconds") > 0
     assert summary == json.loads((folder / "out" / "summary.json").read_text())
     assert summary["clean_accuracy"] == 1
     assert summary["complete"] is True
@@ -154,14 +155,9 @@ def test_kill_9_ten_times_in_the_middle_of_200_images(tmp_path):
                           check=False, env=environment(tmp_path))  # fmt: skip
     assert last.returncode == 0, last.stderr
     assert f"{before} of 200 images are there already" in last.stderr
-    for name in ("results.csv", "counterexamples.npz"):
+    for name in ("results.csv", "counterexamples.npz", "summary.json"):
         whole, killed = (tmp_path / out / name for out in ("whole", "killed"))
         assert whole.read_bytes() == killed.read_bytes()
-    first, second = (
-        json.loads((tmp_path / out / "summary.json").read_text()) for out in ("whole", "killed")
-    )
-    del first["seconds"], second["seconds"]
-    assert first == second
     assert sorted(p.name for p in (tmp_path / "killed").iterdir()) == sorted(
         p.name for p in (tmp_path / "whole").iterdir()
     )

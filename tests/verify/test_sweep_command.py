@@ -338,7 +338,7 @@ def test_workers_that_are_ended_for_their_time_count_as_timeouts():
         sweeps.run([Item(0, "a")], Sleeper(), store, batch=1, engine=Processes(1), timeout=0.3)
         (row,) = store.rows()
     assert LATE.fullmatch(row.data["why"])
-    judging = Judging({}, {}, certificates=False, seed=0, memory=1.0)
+    judging = Judging({}, {}, check=True, certificates=False, seed=0, memory=1.0)
     assert judging.failed(Item(0, "a"), row.data["why"]).data["verdict"] == "timeout"
     died = judging.failed(Item(0, "a"), "its process was killed by SIGKILL")
     assert (died.data["verdict"], died.data["note"]) == (

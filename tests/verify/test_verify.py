@@ -76,11 +76,10 @@ def test_a_disjunction_over_two_boxes_needs_every_case_refuted():
             parts.append(f"(and {ends} (or {' '.join(limits)}))")
         return vnnlib(LOW, HIGH, f"(or {' '.join(parts)})", 3)
 
-    held = verify(model, text(-0.01), 60, proof=True)
+    held = verify(model, text(-0.01), 60)
     assert held.answer == "unsat"
     assert [case.refuted for case in held.cases] == [True] * 6
-    assert held.proof is not None
-    assert held.proof.tree is not None
+    assert held.checked
     found = verify(model, text(0.01), 60)
     assert found.answer == "sat"
     assert found.counterexample is not None
@@ -91,10 +90,11 @@ def test_the_split_tree_covers_the_box_and_every_leaf_is_closed():
     layers = random_layers(3)
     least = smallest_violation(layers, LOW, HIGH, [(np.array([1, -1, 0]), np.zeros(2), 0.0)])
     text = vnnlib(LOW, HIGH, f"(<= (- Y_0 Y_1) {least - 1e-3:.12f})", 3)
-    found = verify(dense(layers), text, 60, proof=True)
+    work = Verification(dense(layers), text, 60)
+    found = work.run()
     assert found.answer == "unsat"
-    assert found.proof is not None
-    tree = found.proof.tree
+    assert work.splitter is not None
+    tree = work.splitter.tree
     assert tree is not None
     closed = {(node, case) for node, case, _, _ in tree.closed}
     stack, area = [(0, np.array(LOW, float), np.array(HIGH, float))], 0.0
@@ -120,7 +120,7 @@ def test_whole_boxes_are_enough_without_splitting(monkeypatch):
     layers = random_layers(5)
     model = dense(layers)
     least = smallest_violation(layers, LOW, HIGH, [(np.array([1, 0, 0]), np.zeros(2), 0.0)])
-    easy = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 50})", 3), 60, proof=True)
+    easy = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 50})", 3), 60)
     assert (easy.answer, easy.cases[0].how, easy.cases[0].row) == ("unsat", "ibp", 0)
     hard = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 1e-7:.12f})", 3), 60)
     assert hard.answer == "unknown"

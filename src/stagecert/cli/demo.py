@@ -113,11 +113,11 @@ def _verify_all(folder: Path, console: Console) -> list[Line]:
 
 
 def _verify(model: Path, file: Path, show) -> Line:
-    from stagecert.rigor import check
-    from stagecert.verify import certificates, verify
+    from stagecert.files import write_whole
+    from stagecert.verify import verify
 
     begin = time.perf_counter()
-    verdict = verify(model, file, proof=True, progress=show)
+    verdict = verify(model, file, progress=show)
     seconds = time.perf_counter() - begin
     order = ("ibp", "backward", "nonconvex", "optimised", "splitting")
     hows = [case.how for case in verdict.cases if case.how is not None]
@@ -136,14 +136,12 @@ def _verify(model: Path, file: Path, show) -> Line:
     if verdict.counterexample is not None:
         found = verdict.counterexample
         line.counterexample = {"inputs": found.inputs.tolist(), "outputs": found.outputs.tolist()}
-    if verdict.answer == "unsat":
-        show("checking the certificate")
-        proof = file.with_suffix(".cert")
-        certificates.write(proof, certificates.proof_of(model, file, verdict.proof))
-        report = check(model, file, proof)
-        line.certificate = "accepted" if report.accepted else "rejected"
-        leaves = [leaf for case in report.bounds for leaf in case]
-        line.checked = float(min(leaves)) if report.accepted and leaves else None
+    if verdict.certified is not None:
+        write_whole(file.with_suffix(".cert"), verdict.certified.certificate)
+        line.certificate = "accepted"
+        line.checked = min(leaf for case in verdict.certified.report.bounds for leaf in case)
+    elif verdict.rejected:
+        line.certificate = "rejected"
     return line
 
 

@@ -17,8 +17,8 @@ from stagecert.cli.verify import set_up_jax
 WRONG = 1
 REPORT = "report.html"
 # Seconds beyond the longest time limit before a worker is ended: for steps that cannot be
-# interrupted, compilations above all; and for finding and checking a proof.
-LEEWAY, PROOF = 60.0, 600.0
+# interrupted, compilations above all.
+LEEWAY = 60.0
 
 
 def sweep(
@@ -30,7 +30,10 @@ def sweep(
         float | None, typer.Option(help="Seconds for each instance, instead of the lists'.")
     ] = None,
     certificates: Annotated[
-        bool, typer.Option("--certificates", help="Prove each unsat in a file, and check that.")
+        bool, typer.Option("--certificates", help="Write the proof of each unsat to a file.")
+    ] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Say unsat without having proofs checked.")
     ] = False,
     answers: Annotated[
         list[Path] | None,
@@ -59,7 +62,7 @@ def sweep(
     An instance that cannot be read or fails is an error in the table, and the others go on.
 
     The exit status is 0 when all instances are done, 1 if in addition an answer contradicts a known
-    one or a certificate was rejected, 2 for bad input, 3 for an error of the program, and 130 if
+    one or the checker rejects a proof, 2 for bad input, 3 for an error of the program, and 130 if
     the sweep was interrupted.
     """
     running = Running("instances", "verdict", ("unsat", "sat"), quiet)
@@ -73,7 +76,9 @@ def sweep(
         set_up_jax()
         engine = engine_of(workers, ray)
         instances = read_lists(lists, timeout=timeout, answers=answers or (), limit=limit)
-        work = Sweep(instances, certificates=certificates, seed=seed, memory=memory)
+        work = Sweep(
+            instances, check=not unchecked, certificates=certificates, seed=seed, memory=memory
+        )
 
         def write(store: Store):
             found = work.export(store)
@@ -91,12 +96,11 @@ def sweep(
                 work.forget_errors(store)
             running.export = write_beside
             known = len(store.known(item.key for item in work.items))
-            leeway = LEEWAY + (PROOF if certificates else 0.0)
             work.run(
                 store,
                 running.progress(known, len(work.items)),
                 engine=engine,
-                timeout=None if isinstance(engine, InProcess) else work.longest + leeway,
+                timeout=None if isinstance(engine, InProcess) else work.longest + LEEWAY,
                 memory=worker_memory,
             )
             running.claim()
@@ -126,7 +130,7 @@ def _print(summary, out: Path, known: int, report: bool) -> None:
         lines.append(f"{summary.known} answers are known; {summary.wrong} verdicts are wrong.")
     if summary.certificates:
         counts = ", ".join(f"{n} {name}" for name, n in summary.certificates.items())
-        lines.append(f"Certificates of unsat: {counts}.")
+        lines.append(f"Proofs of unsat, by the independent checker: {counts}.")
     if summary.verdicts["error"]:
         lines.append("For what went wrong see the column note.")
     lines.append(f"{known} instances were there before; {duration(summary.seconds)} of work.")

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
-from stagecert.errors import ProblemError
+from stagecert.errors import Disagreement, ProblemError
 from stagecert.files import write_whole
 
-DECIDED, UNDECIDED, NO_CERTIFICATE = 0, 10, 4
+DECIDED, UNDECIDED, NO_CERTIFICATE, REJECTED = 0, 10, 4, 5
 
 
 def verify(
@@ -23,8 +23,11 @@ def verify(
         float | None, typer.Option(help="Seconds, the program's start included; none by default.")
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="Write a proof of `unsat` to this file.")
+        Path | None, typer.Option(help="Write the proof of `unsat` to this file.")
     ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Say `unsat` without having the proof checked.")
+    ] = False,
     result: Annotated[
         Path | None, typer.Option(help="Write the answer to this file, as VNN-COMP asks.")
     ] = None,
@@ -34,17 +37,21 @@ def verify(
 ) -> None:
     """Proves that no input violates a property, or finds one that does.
 
-    The first word on standard output is the answer: unsat (there is no counterexample), sat (there
-    is one, which ONNX Runtime confirmed; it follows), unknown or timeout.
+    The first word on standard output is the answer: unsat (there is no counterexample, and the
+    independent checker has accepted the proof), sat (there is one, which ONNX Runtime confirmed; it
+    follows), unknown or timeout.
 
     The exit status is 0 if the property was decided, 10 for unknown and timeout, 2 for bad input,
-    3 for an error of the program, and 4 if the answer is unsat but no certificate could be written.
-    Ctrl-C and SIGTERM end the work with what is known by then.
+    3 for an error of the program, 4 if the answer is unsat but its certificate could not be
+    written, and 5 if the answer is unknown because the checker rejects the proof. Ctrl-C and
+    SIGTERM end the work with what is known by then.
     """
     begin = time.monotonic() - _age()
     outcome = _Outcome(result, certificate, as_json, quiet)
     if timeout is not None and not timeout > 0:
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
+    if certificate is not None and unchecked:
+        outcome.fail("A certificate is a checked proof: --unchecked makes none.", BAD_INPUT)
     watcher = Watcher(None if timeout is None else begin + timeout, outcome)
     watcher.start()
     try:
@@ -55,19 +62,18 @@ def verify(
             model,
             property,
             None if timeout is None else max(timeout - (time.monotonic() - begin), 1e-3),
-            proof=certificate is not None,
+            check=not unchecked,
             seed=seed,
             progress=None if quiet else outcome.progress(),
         )
         outcome.work = work
         verdict = work.run()
-        if certificate is not None and verdict.answer == "unsat":
+        if certificate is not None and verdict.certificate is not None:
             # The property is decided: time no longer matters, but signals do.
             watcher.deadline = None
-            decided = time.monotonic()
-            if _write_certificate(certificate, model, property, verdict, work.say):
-                outcome.missing = None
-                outcome.writing = time.monotonic() - decided
+            outcome.missing = _written(certificate, verdict.certificate)
+    except Disagreement as error:
+        outcome.fail(str(error), FAILED)
     except (ProblemError, OSError) as error:
         outcome.fail(str(error), BAD_INPUT)
     except KeyboardInterrupt:
@@ -86,7 +92,6 @@ class _Outcome(Ending):
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
         self.missing = certificate  # what an `unsat` still owes
-        self.writing: float | None = None  # seconds that the certificate took
         self._drawn = False
 
     def progress(self):
@@ -109,8 +114,7 @@ class _Outcome(Ending):
         if verdict.counterexample is not None:
             text += "\n" + verdict.counterexample.text()
         if self.as_json:
-            writing = None if self.writing is None else round(self.writing, 3)
-            say(json.dumps(verdict.to_dict() | {"certificate_seconds": writing}), to_stdout=True)
+            say(json.dumps(verdict.to_dict()), to_stdout=True)
         elif self.quiet:
             say(verdict.answer, to_stdout=True)
         else:
@@ -119,9 +123,15 @@ class _Outcome(Ending):
                 f"{verdict.reason} {sum(c.refuted for c in verdict.cases)} of "
                 f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s"
             )
+        if verdict.answer == "unsat" and not verdict.checked:
+            say("Warning: this answer rests on the search alone; its proof was not checked.")
+        if verdict.rejected:
+            say("Either the search or the checker is wrong. Please report this, with both files.")
+            self._end(REJECTED, text)
         if verdict.answer == "unsat" and self.missing is not None:
             # Interrupted writing leaves its temporary file behind.
-            self.missing.with_name(f".{self.missing.name}.{os.getpid()}.tmp").unlink(True)
+            for rest in self.missing.parent.glob(f"{self.missing.name}*.part"):
+                rest.unlink(missing_ok=True)
             say(f"{self.missing} was not written.")
             self._end(NO_CERTIFICATE, text)
         self._end(DECIDED if verdict.decided else UNDECIDED, text)
@@ -181,20 +191,14 @@ def set_up_jax() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def _write_certificate(path: Path, model: Path, property: Path, verdict, progress) -> bool:
-    """Whether a certificate was written; if not, the reason is on standard error."""
-    from stagecert.verify import certificates
-
+def _written(path: Path, certificate: bytes) -> Path | None:
+    """None, or the path if the certificate could not be written there: the reason was said."""
     try:
-        proof = certificates.proof_of(model, property, verdict.proof, progress=progress)
-        certificates.write(path, proof)
-    except (ProblemError, OSError) as error:
+        write_whole(path, certificate)
+    except OSError as error:
         say(error)
-        return False
-    except Exception as error:  # the answer stands, but nothing was written
-        say(f"No certificate: {type(error).__name__}: {error}")
-        return False
-    return True
+        return path
+    return None
 
 
 def _age() -> float:

@@ -8,6 +8,7 @@ from stagecert.networks.smooth import (
     MINIMA,
     PROFILES,
     RANGES,
+    ROOMS,
     Exponential,
     HardSwish,
     Smooth,
@@ -29,7 +30,9 @@ REGISTERED: dict[str, AbstractActivation] = {
     "selu": Exponential(selu_numbers),
     "celu": Exponential(celu_numbers),
     **{
-        kind: Smooth(profile, MINIMA.get(kind), RANGES.get(kind, (-np.inf, np.inf)))
+        kind: Smooth(
+            profile, MINIMA.get(kind), RANGES.get(kind, (-np.inf, np.inf)), ROOMS.get(kind, 0)
+        )
         for kind, profile in PROFILES.items()
     },
 }

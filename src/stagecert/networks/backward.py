@@ -118,7 +118,8 @@ def segment_span(segment: Segment, input_magnitudes: tuple, block_magnitudes: tu
 def _terms(segment: Segment, shapes: list, size: int, consumers: int) -> int:
     """How many roundings stand between a segment's cotangent and those of what it reads.
 
-    Those of its constant part, which is computed forwards, are counted too.
+    Those of its constant part, which is computed forwards, are counted too, and those of weights
+    that were rounded before (`loose`).
     """
     total = size + consumers + 16
     shapes = [*shapes, *(node.shape for node in segment.nodes)]
@@ -131,6 +132,7 @@ def _terms(segment: Segment, shapes: list, size: int, consumers: int) -> int:
             total += node.operation.terms(node.weights, *read)
         else:  # a shift, which may repeat its argument
             total += math.prod(node.shape) // max(math.prod(read[0]), 1) + 1
+            total += node.operation.loose
     return total
 
 

@@ -265,6 +265,11 @@ def _rows(network: Network, boxes: int, objectives: Any) -> np.ndarray:
     if not np.all(np.isfinite(rows)):
         at = np.argwhere(~np.isfinite(rows))[0].tolist()
         raise ProblemError(f"objectives is not finite at {at}.")
+    tiny = float(np.finfo(np.float64).tiny)
+    if np.any((rows != 0) & (np.abs(rows) < tiny)):
+        raise ProblemError(
+            f"objectives has entries below {tiny:.3g}, which processors take for zero; scale them."
+        )
     return rows
 
 

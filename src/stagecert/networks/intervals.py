@@ -42,6 +42,8 @@ def segment_interval(segment: Segment, inputs: tuple, blocks: tuple):
             ((centre, radius),) = arguments
             centre = operation(weights, centre)
             radius = widened(jnp.broadcast_to(radius, centre.shape), jnp.abs(centre) + radius, 1)
+            if operation.loose:  # the sum may be much smaller than the weights
+                radius = widened(radius, jnp.abs(weights), operation.loose)
         intervals.append((centre, radius))
     return _ends(*intervals[segment.output])
 

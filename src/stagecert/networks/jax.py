@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import jax
@@ -22,10 +23,14 @@ from jax.extend import core
 from jax.extend.source_info_util import summarize
 
 from stagecert.errors import ProblemError
+from stagecert.networks import enclosures
 from stagecert.networks import operations as op
 from stagecert.networks.activations import REGISTERED
+from stagecert.networks.enclosures import Constant, Enclosure
 from stagecert.networks.graph import Network, Value
-from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, precise, words
+from stagecert.networks.jax_constants import array_of, bound_to, computed, looped
+from stagecert.networks.onnx_arithmetic import is_gelu_cube, root_half_pi, root_two
+from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, words
 from stagecert.networks.registering import Registered, Relaxed
 
 _CALLS = words(
@@ -130,10 +135,17 @@ class Traced:
         return self.value.shape
 
 
-def _walk(closed, arguments: Sequence[Any], step: Callable, constant: Callable, places=()) -> list:
+def _walk(
+    closed,
+    arguments: Sequence[Any],
+    step: Callable,
+    constant: Callable,
+    compute: Callable = bound_to,
+    places=(),
+) -> list:
     """The outputs, where `step` is called for each equation that does not have a body of its own.
 
-    Equations whose operands are all `constant` are computed.
+    Equations whose operands are all `constant` are left to `compute`.
     """
     known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(closed.jaxpr.invars, arguments, strict=True))
@@ -148,10 +160,16 @@ def _walk(closed, arguments: Sequence[Any], step: Callable, constant: Callable, 
         body, inputs = _body(equation, operands, constant)
         here = (*places, equation)
         if body is not None:
-            made = _walk(body, inputs, step, constant, here)
+            made = _walk(body, inputs, step, constant, compute, here)
         elif all(map(constant, operands)):
-            made = equation.primitive.bind(*operands, **equation.params)
-            made = made if equation.primitive.multiple_results else [made]
+            if equation.primitive.name in _LOOPS:
+
+                def run(body, inputs, here=here):
+                    return _walk(body, inputs, step, constant, compute, here)
+
+                made = looped(equation, operands, run)
+            else:
+                made = compute(equation, operands)
         else:
             made = step(equation, operands, here)
         known.update(zip(equation.outvars, made, strict=True))
@@ -191,7 +209,7 @@ class _Conversion:
         self.forms = functools.cache(_forms)
         self.outputs = [
             self._output(item, k)
-            for k, item in enumerate(_walk(traced, self.inputs, self._step, _is_constant))
+            for k, item in enumerate(_walk(traced, self.inputs, self._step, _is_constant, computed))
         ]
 
     def network(self) -> Network:
@@ -217,8 +235,8 @@ class _Conversion:
     def _output(self, item, k: int) -> Value:
         if isinstance(item, Traced):
             return item.value
-        array = _array(item)
-        if not np.issubdtype(array.dtype, np.floating) or not array.size:
+        array = item if isinstance(item, Enclosure) else array_of(item)
+        if not array.size or (isinstance(array, np.ndarray) and array.dtype.kind != "f"):
             raise ProblemError(
                 f"Output {k + 1} of the function does not depend on the inputs, and is empty or not"
                 " made of floating-point numbers."
@@ -227,10 +245,10 @@ class _Conversion:
         add = self.draft.add
         x = add(op.Reshape((-1,)), self.inputs[0].value)
         x = add(op.Slice((0,), (1,), (1,)), x)
-        x = add(op.Scale(), x, weights=np.zeros((), array.dtype))
+        x = add(op.Scale(), x, weights=np.zeros((), np.float32))
         x = add(op.Broadcast(array.shape), add(op.Reshape(()), x))
         try:
-            return add(op.Shift(), x, weights=array)
+            return self.draft.apply(op.Shift, x, array)
         except Refused as error:
             raise ProblemError(f"Output {k + 1} of the function {error}.") from error
 
@@ -321,14 +339,6 @@ def _is_floating(dtype) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
-def _array(item) -> np.ndarray:
-    """A constant as weights."""
-    array = np.asarray(item)
-    if _is_floating(array.dtype) and array.dtype not in (np.float32, np.float64):
-        array = array.astype(np.float32)  # NumPy does not count all short types as floating
-    return array
-
-
 # -- recognising activations -----------------------------------------------------------------------
 
 
@@ -349,10 +359,11 @@ class Form:
     pattern: Pattern
 
 
-# As in the usual definitions of gelu.
+# As in the usual definitions of gelu; the functions that are found may have others there.
 _ROOT = math.sqrt(2)
 _CUBE = 0.044715
 _TANH = math.sqrt(2 / math.pi)
+_ROUNDED = {"inner": 1 / _ROOT, "divisor": _ROOT, "outer": _TANH, "cube": _CUBE}
 
 # (kind, settings, function of x and the settings)
 _KNOWN: list[tuple[str, str, Callable]] = [
@@ -420,15 +431,53 @@ def _known_forms(dtype: str, x64: bool) -> tuple[Form, ...]:
 
 def _form(kind: str, settings: str, function: Callable, dtype: str) -> Form | None:
     names = ["x", *settings.split()]
-    number = jax.ShapeDtypeStruct((), dtype)
-    arguments = [jax.ShapeDtypeStruct((2,), dtype), *(number for _ in names[1:])]
-    try:
+
+    def traced(dtype: str):
+        number = jax.ShapeDtypeStruct((), dtype)
+        arguments = [jax.ShapeDtypeStruct((2,), dtype), *(number for _ in names[1:])]
         with jax.numpy_dtype_promotion("standard"):
-            traced = jax.make_jaxpr(function)(*arguments)
-        (pattern,) = _walk(traced, names, _pattern, lambda x: not isinstance(x, (Pattern, str)))
+            made = jax.make_jaxpr(function)(*arguments)
+        (pattern,) = _walk(made, names, _pattern, lambda x: not isinstance(x, (Pattern, str)))
+        return pattern
+
+    try:
+        pattern = traced(dtype)
+        with jax.enable_x64(True):
+            precise = traced("float64")
     except Exception:  # A registered function that cannot be compared is not found, that is all.
         return None
-    return Form(kind, pattern) if isinstance(pattern, Pattern) else None
+    if not isinstance(pattern, Pattern):
+        return None
+    if kind in ("gelu", "gelu_tanh"):
+        return Form(kind, _named(pattern, dtype))
+    # Hulls are made with the numbers in float64: those of a shorter type must be the same.
+    return Form(kind, pattern) if _equal(pattern, precise) else None
+
+
+def _named(pattern: Pattern, dtype: str) -> Pattern:
+    """The pattern with names for the constants that no type can hold."""
+    room = 4 * float(jnp.finfo(dtype).eps)
+
+    def named(item):
+        if isinstance(item, Pattern):
+            return _named(item, dtype)
+        number = None if isinstance(item, str) else _single(item)
+        for name, value in _ROUNDED.items():
+            if number is not None and math.isclose(number, value, rel_tol=room):
+                return name
+        return item
+
+    return Pattern(pattern.primitive, pattern.params, tuple(map(named, pattern.operands)))
+
+
+def _equal(one, two) -> bool:
+    """Whether two patterns have the same numbers."""
+    if isinstance(one, Pattern) and isinstance(two, Pattern):
+        pairs = zip(one.operands, two.operands, strict=True)
+        return one.primitive == two.primitive and all(_equal(a, b) for a, b in pairs)
+    if isinstance(one, (Pattern, str)) or isinstance(two, (Pattern, str)):
+        return one == two
+    return _single(one) is not None and _single(one) == _single(two)
 
 
 def _pattern(equation, operands, here) -> list:
@@ -474,17 +523,13 @@ def _match(pattern, item, bound: dict) -> bool:
     if isinstance(item, Traced):
         return False
     if isinstance(pattern, str):
+        if isinstance(item, Enclosure):
+            return False
         before = bound.setdefault(pattern, item)
         if before is item or np.array_equal(np.asarray(before), np.asarray(item)):
             return True
         return _single(item) is not None and _single(before) == _single(item)
-    number, wanted = _single(item), _single(pattern)
-    if number is None or wanted is None:
-        return False
-    # Constants may be rounded in another way. In short types that would be too much of a licence.
-    dtype = np.asarray(item).dtype
-    eps = float(jnp.finfo(dtype).eps) if _is_floating(dtype) else 0
-    return math.isclose(number, wanted, rel_tol=2 * eps if eps < 1e-6 else 0, abs_tol=0)
+    return _single(item) is not None and _single(item) == _single(pattern)
 
 
 def _essential(params) -> dict:
@@ -494,6 +539,8 @@ def _essential(params) -> dict:
 
 def _single(item) -> float | None:
     """The number that all entries of a constant are."""
+    if isinstance(item, Enclosure):
+        return None
     array = np.asarray(item)
     if not array.size or array.dtype.kind not in "fiubV":
         return None
@@ -507,7 +554,7 @@ def _use(call: "_Call", form: Form, x: Value, bound: dict[str, Any]) -> Value | 
     settings = {name: number for name, number in numbers.items() if number is not None}
     alpha = settings.get("alpha")
     if form.kind in ("leaky_relu", "leaky_max"):
-        slopes = _array(bound["alpha"])
+        slopes = array_of(bound["alpha"])
         if not np.isfinite(slopes).all() or (form.kind == "leaky_max" and np.any(slopes > 1)):
             return None
         if alpha is not None:
@@ -521,7 +568,27 @@ def _use(call: "_Call", form: Form, x: Value, bound: dict[str, Any]) -> Value | 
         return None
     if form.kind in ("celu", "selu") and not min(settings.values()) > 0:
         return None
+    if form.kind in ("gelu", "gelu_tanh"):
+        return _gelu(call, form.kind, x, **settings)
     return call.activation(form.kind, x, **settings)
+
+
+def _gelu(call: "_Call", kind: str, x: Value, **settings: float) -> Value | None:
+    """gelu(k x) / k, where k is one but for the rounding of the function's constants."""
+    numbers = {name: Fraction(number) for name, number in settings.items()}
+    if not all(numbers.values()):
+        return None
+    if kind == "gelu":
+        inner = numbers["inner"] if "inner" in numbers else 1 / numbers["divisor"]
+        unit = root_two
+    else:
+        inner, unit = numbers["outer"], root_half_pi
+        if not is_gelu_cube(inner, inner * numbers["cube"]):
+            return None
+    ahead = enclosures.irrational(lambda: enclosures.ball(inner) * unit())
+    behind = enclosures.irrational(lambda: 1 / (enclosures.ball(inner) * unit()))
+    argument = call.draft.apply(op.Scale, x, ahead, name=call.name)
+    return call.draft.apply(op.Scale, call.activation(kind, argument), behind, name=call.name)
 
 
 # -- one equation ----------------------------------------------------------------------------------
@@ -554,7 +621,14 @@ class _Call:
         item = self.operands[k]
         if isinstance(item, Traced):
             raise Refused(f"needs {what} that do not depend on the input")
-        return _array(item)
+        if isinstance(item, Enclosure):
+            raise Refused(f"needs {what} that are not the rounded result of a calculation")
+        return array_of(item)
+
+    def enclosed(self, k: int, what: str) -> Constant:
+        """The same, where numbers need not be exact."""
+        item = self.operands[k]
+        return item if isinstance(item, Enclosure) else self.constant(k, what)
 
     def add(self, operation: op.Operation, *arguments: Value, weights=None) -> Value:
         """Adds an operation to the network."""
@@ -630,11 +704,13 @@ def _add(call: _Call):
     if len(call.variables) == 2:
         return call.add(op.Sum(signs), *(x.value for x in call.variables))
     place = 0 if isinstance(call.operands[0], Traced) else 1
-    x, shift = call.variable(place), call.constant(1 - place, "terms")
+    x, shift = call.variable(place), call.enclosed(1 - place, "terms")
     x = x if signs[place] > 0 else call.negate(x)
     x = call.broadcast(x, call.shapes[0])
-    shift = shift if signs[1 - place] > 0 else -shift
-    return call.add(op.Shift(), x, weights=shift) if np.any(shift) else x
+    if enclosures.uniform(shift) == 0:
+        return x
+    shift = shift if signs[1 - place] > 0 else enclosures.negative(shift)
+    return call.draft.apply(op.Shift, x, shift, name=call.name)
 
 
 @_converts("neg")
@@ -650,7 +726,7 @@ def _mul(call: _Call):
             return call.activation("square", x.value)
         raise Refused(_TWO_VARIABLES)
     place = 0 if isinstance(call.operands[0], Traced) else 1
-    return _scaled(call, call.variable(place), call.constant(1 - place, "factors"))
+    return _scaled(call, call.variable(place), call.enclosed(1 - place, "factors"))
 
 
 @_converts("div")
@@ -659,16 +735,13 @@ def _div(call: _Call):
         raise Refused(_TWO_VARIABLES)
     if isinstance(call.operands[1], Traced):
         raise Refused("divides by something that depends on the input")
-    divisor = call.constant(1, "divisors")
-    if not np.all(divisor):
-        raise Refused("divides by a constant that has zeros")
-    return _scaled(call, call.variable(), 1 / precise(divisor))
+    return _scaled(call, call.variable(), enclosures.reciprocal(call.enclosed(1, "divisors")))
 
 
-def _scaled(call: _Call, x: Value, factor: np.ndarray) -> Value:
-    if np.all(factor == 1):
+def _scaled(call: _Call, x: Value, factor: Constant) -> Value:
+    if enclosures.uniform(factor) == 1:
         return call.broadcast(x, call.shapes[0])
-    return call.add(op.Scale(), x, weights=factor)
+    return call.draft.apply(op.Scale, x, factor, name=call.name)
 
 
 _PLAIN = {"tanh": "tanh", "logistic": "sigmoid", "abs": "abs", "exp": "exp", "square": "square"}
@@ -757,7 +830,8 @@ def _dot_general(call: _Call):
         raise Refused(_TWO_VARIABLES)
     contracted, batches = call.params["dimension_numbers"]
     place = 0 if isinstance(call.operands[0], Traced) else 1
-    x, weights = call.variable(place), call.constant(1 - place, "weights")
+    x = call.variable(place)
+    weights, loose = enclosures.weights_of(call.enclosed(1 - place, "weights"))
     shared, own = contracted[place], [*contracted[place], *batches[place]]
     free = [k for k in range(len(x.shape)) if k not in own]
     others = [*contracted[1 - place], *batches[1 - place]]
@@ -772,7 +846,8 @@ def _dot_general(call: _Call):
     x = call.reshape(x, (*ahead, *((math.prod(rows),) if batch else rows), length))
     weights = weights.transpose((*batches[1 - place], *contracted[1 - place], *new))
     weights = np.ascontiguousarray(weights.reshape(*ahead, length, math.prod(columns)))
-    y = call.reshape(call.add(op.MatMul(), x, weights=weights), (*batch, *rows, *columns))
+    y = call.add(op.MatMul(loose=loose), x, weights=weights)
+    y = call.reshape(y, (*batch, *rows, *columns))
     if place == 0:
         return y
     first, second = len(batch), len(batch) + len(rows)
@@ -992,6 +1067,8 @@ def _moved(call: _Call, places: Sequence[int]) -> Converted:
         size = math.prod(np.shape(item) if _is_constant(item) else item.shape)
         entries = np.arange(length, length + size, dtype=np.int32)
         length += size
+        if isinstance(item, Enclosure):
+            raise Refused("mixes in constants that are the rounded result of a calculation")
         if isinstance(item, Traced):
             numbered[k] = entries.reshape(item.shape)
             variables.append(call.reshape(item.value, (-1,)))
@@ -1001,7 +1078,7 @@ def _moved(call: _Call, places: Sequence[int]) -> Converted:
         else:
             numbered[k] = entries.reshape(np.shape(item))
             position.append(np.full(size, -1, np.int32))
-            constants.append(_array(item).ravel())
+            constants.append(array_of(item).ravel())
     params = dict(call.params)
     if call.name == "gather":
         params["fill_value"] = -1

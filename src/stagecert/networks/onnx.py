@@ -17,7 +17,6 @@ import numpy as np
 try:
     import onnx
     import onnx.external_data_helper
-    import onnx.inliner
 except ImportError as error:
     raise ImportError("Reading ONNX models needs the package onnx: pip install onnx") from error
 
@@ -28,8 +27,10 @@ from stagecert.networks import (
     onnx_windows,  # noqa: F401
 )
 from stagecert.networks import operations as op
+from stagecert.networks.enclosures import CONSTANT, Constant
 from stagecert.networks.graph import Network, Value
 from stagecert.networks.onnx_constants import constant, fold, stored
+from stagecert.networks.onnx_functions import inlined
 from stagecert.networks.onnx_nodes import (
     CONVERTERS,
     LARGEST,
@@ -203,14 +204,7 @@ def _read(source: Source) -> onnx.ModelProto:
                 "The ONNX model keeps weights in another file, which cannot be read: "
                 f"{_text(error)}"
             ) from error
-    if model.functions:
-        try:
-            model = onnx.inliner.inline_local_functions(model)
-        except Exception as error:
-            raise ProblemError(
-                f"The functions of the ONNX model cannot be inlined: {_text(error)}"
-            ) from error
-    return model
+    return inlined(model) if model.functions else model
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[Any]:
@@ -250,6 +244,7 @@ class _Conversion:
         self._roots: list[Value] = []
         self._added: list[list[Value]] = []
         self._stored: dict[str, int] = {}
+        self._types: dict[str, int] = {}  # what numbers of a value are stored as
         self._left = LARGEST_COMPUTED  # entries of constants, all nodes together
         self._initializers()
         self._inputs(batched)
@@ -285,6 +280,7 @@ class _Conversion:
             raise ProblemError("The ONNX model has sparse initialisers; store them densely.")
         for tensor in self.graph.initializer:
             try:
+                self._types[tensor.name] = tensor.data_type
                 self._keep(tensor.name, stored(tensor))
             except Refused as error:
                 raise ProblemError(f"The initialiser '{tensor.name}' {error}.") from error
@@ -310,6 +306,7 @@ class _Conversion:
             if info.name in self.values:
                 raise ProblemError(f"The input '{info.name}' is declared twice.")
             value = self.draft.builder.input(info.name, shape, hidden)
+            self._types[info.name] = info.type.tensor_type.elem_type
             self.values[info.name] = value
             self.inputs.append((info.name, value))
 
@@ -343,15 +340,29 @@ class _Conversion:
             reason = f"is malformed: {_text(error)}"
         if reason is not None:
             outputs, added = self._substitute(node, inputs), []
+        kind = self._type(node)
         for name, item in zip(node.output, outputs, strict=False):
             if name:
                 self.values[name] = item
+                self._types[name] = kind
         floats = (x for x in inputs if isinstance(x, np.ndarray))
         parameters = sum(x.size for x in floats if np.issubdtype(x.dtype, np.floating))
         role = _role(outputs) if reason is None else "refused"
         shapes = tuple(_shape(item) for item in outputs)
         self.rows.append(Row(number, node.op_type, node.name, shapes, parameters, role, reason))
         self._added.append(added)
+
+    def _type(self, node: onnx.NodeProto) -> int:
+        """What the outputs of a node are stored as, if they are floating-point numbers."""
+        given = {item.name: item for item in node.attribute}
+        if node.op_type == "Cast" and "to" in given:
+            return given["to"].i
+        if node.op_type in ("Constant", "ConstantOfShape"):
+            return given["value"].t.data_type if "value" in given else onnx.TensorProto.FLOAT
+        known = [self._types.get(name, 0) for name in node.input]
+        if node.op_type == "CastLike":
+            return known[-1]
+        return next((kind for kind in known if kind in onnx_shapes.FLOATS), 0)
 
     def _items(self, node: onnx.NodeProto) -> list[Any]:
         items: list[Any] = []
@@ -366,22 +377,22 @@ class _Conversion:
             if name and name in self.values:
                 raise Refused(f"makes '{name}', which was there already")
         attributes = _attributes(node, self.opset)
-        constants = all(x is None or isinstance(x, np.ndarray) for x in inputs)
+        constants = all(x is None or isinstance(x, CONSTANT) for x in inputs)
         if not constants and node.op_type not in CONVERTERS:
             raise Refused(_unsupported(node.op_type))
         if any(isinstance(x, _Unknown) for x in inputs):
             return [_Unknown()] * len(node.output), []
-        if constants:
-            if node.op_type == "Constant":
-                array = constant(attributes)
-                self._keep(node.output[0], array)
-                return [array], []
-            made = fold(node, inputs, attributes, self.opset, self._left)
-            self._left -= sum(array.size for array in made)
-            return made, []
+        if constants and node.op_type == "Constant":
+            array = constant(attributes)
+            self._keep(node.output[0], array)
+            return [array], []
         # An output that nothing reads is as good as left out.
         outputs = [name if name in self._read else "" for name in node.output]
         call = Call(self.draft, node.op_type, node.name, inputs, attributes, self.opset, outputs)
+        if constants:
+            made = fold(call, node, self._type(node), self._left)
+            self._left -= sum(array.size for array in made)
+            return made, []
         found = list(CONVERTERS[node.op_type](call))
         return found, call.added
 
@@ -390,7 +401,7 @@ class _Conversion:
         variables = [x for x in inputs if isinstance(x, Value)]
         self._roots.extend(variables)
         if node.op_type in _ENTRYWISE and len(node.output) == 1 and variables:
-            known = [x for x in inputs if isinstance(x, (Value, np.ndarray))]
+            known = [x for x in inputs if isinstance(x, (Value, *CONSTANT))]
             try:
                 shape = np.broadcast_shapes(*(x.shape for x in known))
                 return [self.draft.add(Placeholder("refused", shape), *variables)]
@@ -404,14 +415,14 @@ class _Conversion:
             if info.name not in self.values:
                 raise ProblemError(f"No node makes the output '{info.name}' of the ONNX model.")
             item = self.values[info.name]
-            if isinstance(item, np.ndarray):
+            if isinstance(item, CONSTANT):
                 item = self._constant_output(info.name, item)
             outputs.append((info.name, item))
         self._roots.extend(item for _, item in outputs if isinstance(item, Value))
         return outputs
 
-    def _constant_output(self, name: str, array: np.ndarray) -> Value:
-        if not np.issubdtype(array.dtype, np.floating) or not array.size:
+    def _constant_output(self, name: str, array: Constant) -> Value:
+        if not array.size or (isinstance(array, np.ndarray) and array.dtype.kind != "f"):
             raise ProblemError(
                 f"The output '{name}' of the ONNX model is constant, and not made of floating-point"
                 " numbers."
@@ -424,7 +435,7 @@ class _Conversion:
         x = add(op.Scale(), x, weights=np.zeros((), np.float32), name=name)
         x = add(op.Broadcast(array.shape), add(op.Reshape(()), x, name=name), name=name)
         try:
-            return add(op.Shift(), x, weights=array, name=name)
+            return self.draft.apply(op.Shift, x, array, name=name)
         except Refused as error:
             raise ProblemError(f"The output '{name}' of the ONNX model {error}.") from error
 
@@ -451,12 +462,12 @@ class _Conversion:
 
 _PARTS = {
     "erf": "is only supported inside Gelu: x * (1 + Erf(x / sqrt(2))) / 2",
-    "cube": "is only supported with the exponents 1 and 2",
+    "cube": "makes a third power, which is only supported inside the approximate Gelu",
 }
 
 
 def _role(outputs: Sequence[Any]) -> str:
-    if all(isinstance(x, np.ndarray) for x in outputs):
+    if all(isinstance(x, CONSTANT) for x in outputs):
         return "constant"
     return "unknown" if any(isinstance(x, _Unknown) for x in outputs) else "affine"
 
@@ -499,8 +510,11 @@ def _attributes(node: onnx.NodeProto, opset: int) -> dict[str, Any]:
         raise Refused(f"has {len(node.input)} inputs, which opset {opset} does not allow")
     if not schema.min_output <= len(node.output) <= schema.max_output:
         raise Refused(f"has {len(node.output)} outputs, which opset {opset} does not allow")
-    if any(not name for name in node.input[: schema.min_input]):
-        raise Refused("lacks an input")
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    for k, name in enumerate(node.input):
+        # The last one may stand for many (Sum).
+        if not name and schema.inputs[min(k, len(schema.inputs) - 1)].option != optional:
+            raise Refused("lacks an input")
     known: dict[str, Any] = dict(schema.attributes)
     attributes = {}
     for item in node.attribute:
@@ -553,6 +567,6 @@ def _input_shape(info: onnx.ValueInfoProto, batched: bool | None) -> tuple[tuple
             f"{name} is {text}; only a batch axis may be of unknown length. Fix the others, for "
             "example with onnx.tools.update_model_dims, or export the model with fixed shapes."
         )
-    if math.prod(lengths) > LARGEST:
-        raise ProblemError(f"{name} is {text}: more than {LARGEST} numbers.")
+    if math.prod(lengths) > LARGEST_COMPUTED:
+        raise ProblemError(f"{name} is {text}: more than {LARGEST_COMPUTED} numbers.")
     return tuple(lengths), batched

@@ -2,23 +2,27 @@
 exporters spell out as products (x * Sigmoid(x) is silu)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
+from flint import arb
 
+from stagecert.networks import enclosures
 from stagecert.networks import operations as op
+from stagecert.networks.enclosures import CONSTANT, Constant
 from stagecert.networks.graph import Value
 from stagecert.networks.onnx_nodes import (
-    LARGEST_COMPUTED,
     Call,
     Item,
     Placeholder,
     Refused,
     check_size,
     converts,
-    place,
-    precise,
+    places,
 )
+from stagecert.networks.smooth import TANH_CUBES
 
 _TWO_VARIABLES = "of two variables is nonlinear in several variables at once"
 
@@ -35,7 +39,7 @@ def _neg(call: Call):
 
 def negate(call: Call, x: Value) -> Value:
     """Minus x."""
-    return call.scale(x, np.float32(-1))
+    return call.scale(x, Fraction(-1))
 
 
 @converts("Add", "Sub", "Sum", "Mean")
@@ -43,28 +47,41 @@ def _sum(call: Call):
     signs = [1, -1] if call.operator == "Sub" else [1] * len(call.inputs)
     total = add_up(call, call.inputs, signs)
     if call.operator == "Mean":
-        total = call.scale(total, np.float64(1 / len(call.inputs)))
+        total = call.scale(total, Fraction(1, len(call.inputs)))
     return total
 
 
 def add_up(call: Call, items: Sequence[Item | None], signs: Sequence[int]) -> Value:
     """The sum of variables and constants, each times its sign."""
-    terms = list(zip(items, signs, strict=True))
-    variables = [(x, sign) for x, sign in terms if isinstance(x, Value)]
-    constants = [x if sign > 0 else -x for x, sign in terms if isinstance(x, np.ndarray)]
+    variables: list[tuple[Value, int]] = []
+    constants: list[Constant] = []
+    for x, sign in zip(items, signs, strict=True):
+        if isinstance(x, Value):
+            variables.append((x, sign))
+        elif isinstance(x, CONSTANT):
+            constants.append(x if sign > 0 else enclosures.negative(x))
+        else:
+            raise Refused("lacks an input")
     if len(variables) == 1:
         total, sign = variables[0]
         total = total if sign > 0 else negate(call, total)
     else:
         sign = tuple(sign for _, sign in variables)
         total = call.add(op.Sum(sign), *(x for x, _ in variables))
-    if constants:
-        # One constant is kept as it is stored; several are added up precisely.
-        many = len(constants) > 1
-        check_size(np.broadcast_shapes(*(c.shape for c in constants)), LARGEST_COMPUTED)
-        shift = sum(map(precise, constants)) if many else constants[0]
-        total = call.add(op.Shift(), total, weights=shift)
+    for constant in _together(constants):
+        total = call.shift(total, constant)
     return total
+
+
+def _together(constants: list[Constant]) -> list[Constant]:
+    """The constants, as one if their sum is exact."""
+    if len(constants) < 2:
+        return constants
+    check_size(np.broadcast_shapes(*(c.shape for c in constants)))
+    total = constants[0]
+    for constant in constants[1:]:
+        total = enclosures.add(total, constant)
+    return [total] if isinstance(total, np.ndarray) else constants
 
 
 @converts("Mul", "Div")
@@ -76,14 +93,14 @@ def _product(call: Call):
                 return call.activation("softsign", x)
             raise Refused("by a variable is only supported inside softsign: x / (1 + |x|)")
         assert isinstance(x, Value)
-        assert isinstance(y, np.ndarray)
-        if not y.all():
-            raise Refused("divides by a constant that has zeros")
-        return call.scale(x, 1 / precise(y))
+        assert isinstance(y, CONSTANT)
+        number = enclosures.uniform(y)
+        return call.scale(x, enclosures.reciprocal(y), 1 / number if number else None)
     if isinstance(x, Value) and isinstance(y, Value):
         return _variables(call, x, y)
     x, y = (x, y) if isinstance(x, Value) else (y, x)
     assert isinstance(x, Value)
+    assert isinstance(y, CONSTANT)
     return call.scale(x, y)
 
 
@@ -100,7 +117,7 @@ def _pow(call: Call):
     exponent = call.constant(1, "exponents")
     x = call.variable()
     if np.broadcast_shapes(x.shape, exponent.shape) != x.shape:
-        raise Refused("is not supported where the exponent has more axes than the base")
+        raise Refused("is not supported where the exponent has more entries than the base")
     if np.all(exponent == 1):
         return x
     if np.all(exponent == 2):
@@ -115,10 +132,19 @@ def _matmul(call: Call):
     x, y = call.inputs
     if isinstance(x, Value) and isinstance(y, Value):
         raise Refused(_TWO_VARIABLES)
-    if isinstance(x, Value):
-        return call.add(op.MatMul(), x, weights=y)
-    assert isinstance(y, Value)
-    return call.add(op.MatMul(left=True), y, weights=x)
+    left = isinstance(y, Value)
+    x, constant = call.variable(1 if left else 0), call.item(0 if left else 1)
+    assert isinstance(constant, CONSTANT)
+    weights, loose = enclosures.weights_of(constant)
+    if not x.shape or not weights.ndim:
+        raise Refused("needs tensors with axes")
+    matmul = op.MatMul(left, loose)
+    if weights.ndim > 1:
+        return call.add(matmul, x, weights=weights)
+    # A vector is a matrix with one row or column, which is gone afterwards.
+    product = call.add(matmul, x, weights=weights[None] if left else weights[:, None])
+    axis = len(product.shape) - (2 if left and len(x.shape) > 1 else 1)
+    return call.add(op.Reshape((*product.shape[:axis], *product.shape[axis + 1 :])), product)
 
 
 @converts("Gemm")
@@ -130,34 +156,39 @@ def _gemm(call: Call):
     assert b is not None
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise Refused("needs matrices")
+    if not math.isfinite(alpha) or not math.isfinite(beta):
+        raise Refused("has an attribute that is NaN or infinite")
     if isinstance(a, Value) and isinstance(b, Value):
         raise Refused(_TWO_VARIABLES)
-    a, b = _flipped(call, a, flip_a), _flipped(call, b, flip_b)
-    if isinstance(a, Value):
-        product = call.add(op.MatMul(), a, weights=_times(alpha, b))
-    elif isinstance(b, Value):
-        product = call.add(op.MatMul(left=True), b, weights=_times(alpha, a))
+    if isinstance(a, CONSTANT) and isinstance(b, CONSTANT):
+        a, b = (_turned(x) if flip else x for x, flip in ((a, flip_a), (b, flip_b)))
+        check_size((a.shape[0], b.shape[1]))
+        product = enclosures.multiply(np.array(alpha), enclosures.matmul(a, b))
     else:
-        check_size((a.shape[0], b.shape[1]), LARGEST_COMPUTED)
-        product = alpha * (precise(a) @ precise(b))
+        left = isinstance(b, Value)
+        x = call.variable(1 if left else 0)
+        weights = call.constant(0 if left else 1, "weights")
+        weights = weights.T if (flip_a if left else flip_b) else weights
+        x = call.add(op.Transpose((1, 0)), x) if (flip_b if left else flip_a) else x
+        # Float32 numbers times alpha are exact; where they are not, the product is scaled.
+        scaled = weights if alpha == 1 else enclosures.multiply(np.array(alpha), weights)
+        exact = isinstance(scaled, np.ndarray)
+        product = call.add(op.MatMul(left), x, weights=scaled if exact else weights)
+        product = product if exact else call.scale(product, np.array(alpha))
     if c is None or beta == 0:
         return product
     rows = product.shape
     if np.broadcast_shapes(c.shape, rows) != rows:
         raise Refused("adds a matrix of another shape")
-    c = call.scale(c, np.float64(beta)) if isinstance(c, Value) else _times(beta, c)
+    if isinstance(c, Value):
+        c = call.scale(c, np.array(beta))
+    elif beta != 1:
+        c = enclosures.multiply(np.array(beta), c)
     return add_up(call, [product, c], [1, 1])
 
 
-def _flipped(call: Call, x: Item, flip: int) -> Item:
-    if not flip:
-        return x
-    return call.add(op.Transpose((1, 0)), x) if isinstance(x, Value) else x.T
-
-
-def _times(factor: float, x: Item) -> np.ndarray:
-    assert isinstance(x, np.ndarray)
-    return x if factor == 1 else factor * precise(x)
+def _turned(x: Constant) -> Constant:
+    return x.T if isinstance(x, np.ndarray) else x.moved(np.transpose)
 
 
 @converts("BatchNormalization")
@@ -168,16 +199,22 @@ def _batch_normalization(call: Call):
         raise Refused("is not supported with spatial=0")
     x = call.variable()
     names = ("scales", "biases", "means", "variances")
-    scale, bias, mean, variance = (precise(call.constant(k + 1, n)) for k, n in enumerate(names))
+    scale, bias, mean, variance = (call.constant(k + 1, n) for k, n in enumerate(names))
     if len(x.shape) < 2 or any(w.shape != (x.shape[1],) for w in (scale, bias, mean, variance)):
         raise Refused("needs one scale, bias, mean and variance for each channel")
-    spread = variance + call.get("epsilon", _single(1e-5))
-    if not np.all(spread > 0):
+    spread = enclosures.add(variance, np.array(call.get("epsilon", _single(1e-5))))
+    if not np.all(enclosures.enclosed(spread).low > 0):
         raise Refused("has a variance that is not positive")
     shape = (1, -1, *(1 for _ in x.shape[2:]))
-    factor = scale / np.sqrt(spread)
-    x = call.scale(x, factor.reshape(shape))
-    return call.add(op.Shift(), x, weights=(bias - mean * factor).reshape(shape))
+    # Not scaled and shifted by bias - mean * factor, where everything may cancel.
+    factor = enclosures.divide(scale.reshape(shape), _reshaped(enclosures.root(spread), shape))
+    x = call.shift(x, -mean.reshape(shape)) if np.any(mean) else x
+    x = call.scale(x, factor)
+    return call.shift(x, bias.reshape(shape)) if np.any(bias) else x
+
+
+def _reshaped(x: Constant, shape) -> Constant:
+    return x.reshape(shape) if isinstance(x, np.ndarray) else x.moved(lambda a: a.reshape(shape))
 
 
 def _single(x: float) -> float:
@@ -231,12 +268,11 @@ def _gelu(call: Call):
 @converts("Swish")
 def _swish(call: Call):
     alpha = call.get("alpha", 1.0)
-    if alpha == 0:
-        raise Refused("is not supported with alpha=0")
+    if alpha == 0 or not math.isfinite(alpha):
+        raise Refused(f"is not supported with alpha={alpha}")
     # x sigmoid(alpha x) = silu(alpha x) / alpha
-    x = call.scale(call.variable(), np.float64(alpha)) if alpha != 1 else call.variable()
-    y = call.activation("silu", x)
-    return call.scale(y, np.float64(1 / alpha)) if alpha != 1 else y
+    y = call.activation("silu", call.scale(call.variable(), Fraction(alpha)))
+    return call.scale(y, 1 / Fraction(alpha))
 
 
 @converts("Clip")
@@ -247,12 +283,9 @@ def _clip(call: Call):
 
 
 def clip(call: Call, x: Value, low: float, high: float) -> Value:
-    """x between two numbers."""
-    # ONNX means no bound by the largest float32 where the attribute form leaves one out.
-    largest = float(np.finfo(np.float32).max)
-    low = -math.inf if low <= -largest else low
-    high = math.inf if high >= largest else high
-    if not low <= high:
+    """x between two numbers, of which infinite ones mean none."""
+    # Also the largest float32, which ONNX names as the default of attributes, is a number.
+    if not low <= high or low == math.inf or high == -math.inf:
         raise Refused(f"has bounds that are not in order: {low} and {high}")
     if low == -math.inf and high == math.inf:
         return x
@@ -265,12 +298,16 @@ def clip(call: Call, x: Value, low: float, high: float) -> Value:
 def _max(call: Call):
     sign = 1 if call.operator == "Max" else -1
     variables = [x for x in call.inputs if isinstance(x, Value)]
-    constants = [x for x in call.inputs if isinstance(x, np.ndarray)]
+    constants = [
+        call.constant(k, "bounds") for k, x in enumerate(call.inputs) if not isinstance(x, Value)
+    ]
+    if any(c.dtype.kind != "f" for c in constants):
+        raise Refused("needs bounds that are floating-point numbers")
     shape = np.broadcast_shapes(*(x.shape for x in variables), *(c.shape for c in constants))
     extreme = np.max if sign > 0 else np.min
     bound = None
     if constants:
-        check_size((len(constants), *shape), LARGEST_COMPUTED)
+        check_size((len(constants), *shape))
         bound = extreme(np.stack(np.broadcast_arrays(*constants)), axis=0)
     if len(variables) == 1 and bound is None:
         return variables[0]
@@ -330,6 +367,13 @@ def _log(call: Call):
     raise Refused("is only supported inside softplus: Log(1 + Exp(x))")
 
 
+# -- products of two variables that are functions of one ------------------------------------------
+
+
+def _same(x: Value, y: Value) -> bool:
+    return (x.is_input, x.index) == (y.is_input, y.index)
+
+
 def _variables(call: Call, x: Value, y: Value) -> Value:
     """x * y where it is a function of one variable after all."""
     if x.shape == y.shape:
@@ -337,20 +381,42 @@ def _variables(call: Call, x: Value, y: Value) -> Value:
         if _same(x, y):
             return call.activation("square", x)
         if _same(root, other) and b == d == 0:
-            return call.scale(call.activation("square", root), np.float64(a * c))
+            return call.scale(call.activation("square", root), a * c)
         for one, two in ((x, y), (y, x)):
-            gated = _gated(call, one, two)
-            if gated is not None:
-                return gated
+            for known in (_gated, _cubed):
+                found = known(call, one, two)
+                if found is not None:
+                    return found
     raise Refused(_TWO_VARIABLES)
 
 
-def _same(x: Value, y: Value) -> bool:
-    return (x.is_input, x.index) == (y.is_input, y.index)
+def _cubed(call: Call, x: Value, y: Value) -> Value | None:
+    """x * y where y is the square of a multiple of x."""
+    root, a, b = call.affine(x)
+    square, c, d = call.affine(y)
+    made = call.draft.made(square)
+    if made is None or made.operation != op.Activation("square") or b != 0 or d != 0:
+        return None
+    other, e, f = call.affine(made.arguments[0])
+    if not _same(root, other) or f != 0:
+        return None
+    return call.scale(call.add(Placeholder("cube", root.shape), root), a * c * e * e)
 
 
-def _close(x: float, y: float) -> bool:
-    return math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-12)
+@dataclass(frozen=True)
+class _Gate:
+    """factor * kind(u) / u where u = unit * (p * g + q); `unit` may be irrational (None is one).
+
+    All other numbers are exact: an activation is only recognised where it is what is written. What
+    is not quite a known one (constants are rounded) is a multiple of it at a multiple of x.
+    """
+
+    kind: str
+    g: Value
+    p: Fraction
+    q: Fraction
+    factor: Fraction
+    unit: Callable[[], arb] | None = None
 
 
 def _gated(call: Call, x: Value, y: Value) -> Value | None:
@@ -359,88 +425,118 @@ def _gated(call: Call, x: Value, y: Value) -> Value | None:
     known = _gate(call, gate, a, b)
     if known is None:
         return None
-    kind, g, p, q, factor = known
-    # y = factor * kind(inner) / inner with inner = p g + q, so x has to be a multiple of inner.
-    root, inner, offset = call.affine(g)
-    inner, offset = p * inner, p * offset + q
-    inner = 1.0 if _close(inner, 1) else inner
+    root, inner, offset = call.affine(known.g)
+    inner, offset = known.p * inner, known.p * offset + known.q
     origin, c, d = call.affine(x)
-    if not _same(root, origin) or inner == 0:
+    # u = unit * (inner * root + offset), and x has to be a multiple of it.
+    if not _same(root, origin) or inner == 0 or d * inner != c * offset:
         return None
-    ratio = 1.0 if _close(c, inner) else c / inner
-    if not _close(d, ratio * offset):
-        return None
-    if ratio == 1:
-        argument = x
-    elif (p, q) == (1, 0):
-        argument = g
-    else:
-        argument = root if inner == 1 else call.add(op.Scale(), root, weights=np.float64(inner))
-        if not _close(offset, 0):
-            argument = call.add(op.Shift(), argument, weights=np.float64(offset))
-    value = call.activation(kind, argument)
-    factor *= ratio
-    return value if _close(factor, 1) else call.scale(value, np.float64(factor))
+    unit, behind = known.unit, known.factor * c / inner
+    if unit is None:
+        if c == inner:
+            argument = x
+        elif (known.p, known.q) == (1, 0):
+            argument = known.g
+        else:
+            argument = call.scale(root, inner)
+            argument = call.shift(argument, offset) if offset else argument
+        return call.scale(call.activation(known.kind, argument), behind)
+    assert known.q == 0
+    start, ahead = (known.g, known.p) if offset else (root, inner)
+    argument = call.scale(start, enclosures.irrational(lambda: enclosures.ball(ahead) * unit()))
+    value = call.activation(known.kind, argument)
+    return call.scale(value, enclosures.irrational(lambda: enclosures.ball(behind) / unit()))
 
 
-def _gate(call: Call, gate: Value, a: float, b: float):
-    """(kind, g, p, q, factor) if a * gate + b = factor * kind(p g + q) / (p g + q)."""
+def _gate(call: Call, gate: Value, a: Fraction, b: Fraction) -> _Gate | None:
+    """The gate that a * gate + b is."""
     made = call.draft.made(gate)
     if made is None or not made.arguments:
         return None
-    g = made.arguments[0]
+    g, one, zero = made.arguments[0], Fraction(1), Fraction(0)
     if isinstance(made.operation, Placeholder):
-        if made.operation.kind == "erf" and _close(a, b):
-            return "gelu", g, math.sqrt(2), 0.0, 2 * a
+        if made.operation.kind == "erf" and a == b:
+            return _Gate("gelu", g, one, zero, 2 * a, root_two)
         return None
     if not isinstance(made.operation, op.Activation):
         return None
     kind, settings = made.operation.kind, dict(made.operation.settings)
-    if kind == "tanh" and _close(a, b):
-        x = _cubic(call, g)
-        return None if x is None else ("gelu_tanh", x, 1.0, 0.0, 2 * a)
+    if kind == "tanh" and a == b:
+        return _tanh_gate(call, g, a)
     if b != 0:
         return None
     if kind == "sigmoid":
-        return "silu", g, 1.0, 0.0, a
-    if kind == "hard_sigmoid" and _close(settings["alpha"], 1 / 6) and settings["beta"] == 0.5:
-        return "hard_swish", g, 1.0, 0.0, a
+        return _Gate("silu", g, one, zero, a)
+    if kind == "hard_sigmoid" and settings["alpha"] != 0 and settings["beta"] == 0.5:
+        return _Gate("hard_swish", g, 6 * Fraction(settings["alpha"]), zero, a)
     if kind == "clip" and settings == {"low": 0, "high": 6}:
-        return "hard_swish", g, 1.0, -3.0, 6 * a
+        return _Gate("hard_swish", g, one, Fraction(-3), 6 * a)
     before = call.draft.made(g)
     if kind == "tanh" and before and before.operation == op.Activation("softplus"):
-        return "mish", before.arguments[0], 1.0, 0.0, a
+        return _Gate("mish", before.arguments[0], one, zero, a)
     return None
 
 
-def _cubic(call: Call, y: Value) -> Value | None:
-    """x if y = sqrt(2 / pi) * (x + 0.044715 * x**3)."""
-    root, a, b = call.affine(y)
-    made = call.draft.made(root)
-    if b != 0 or not _close(a, math.sqrt(2 / math.pi)) or made is None:
+def _tanh_gate(call: Call, y: Value, a: Fraction) -> _Gate | None:
+    """The gate a * (1 + tanh(y)) of the approximate gelu, if y is the right polynomial."""
+    found = _cubic(call, y)
+    if found is None:
         return None
-    if made.operation != op.Sum((1, 1)):
+    x, first, third = found
+    # first * x + third * x^3 = sqrt(2 / pi) * (u + cube * u^3) with u = sqrt(pi / 2) * first * x
+    if not is_gelu_cube(first, third):
         return None
-    for x, other in (made.arguments, made.arguments[::-1]):
-        cube, c, d = call.affine(other)
-        before = call.draft.made(cube)
-        if before is None or before.operation != Placeholder("cube", x.shape):
+    return _Gate("gelu_tanh", x, first, Fraction(0), 2 * a, root_half_pi)
+
+
+def root_two() -> arb:
+    """sqrt(2)."""
+    return arb(2).sqrt()
+
+
+def root_half_pi() -> arb:
+    """sqrt(pi / 2)."""
+    return (arb.pi() / 2).sqrt()
+
+
+def is_gelu_cube(first: Fraction, third: Fraction) -> bool:
+    """Whether the polynomial of an approximate gelu has a factor that its activation allows for."""
+    if first == 0:
+        return False
+    ratio = third / first**3
+    cube = enclosures.irrational(lambda: 2 * enclosures.ball(ratio) / arb.pi())
+    ends = enclosures.enclosed(cube)
+    return TANH_CUBES[0] <= float(ends.low) and float(ends.high) <= TANH_CUBES[1]
+
+
+def _cubic(call: Call, y: Value) -> tuple[Value, Fraction, Fraction] | None:
+    """(x, a, c) if y = a * x + c * x**3."""
+    whole, scale, offset = call.affine(y)
+    made = call.draft.made(whole)
+    if offset != 0 or made is None or not isinstance(made.operation, op.Sum):
+        return None
+    if len(made.arguments) != 2 or any(x.shape != whole.shape for x in made.arguments):
+        return None
+    terms = [
+        (*call.affine(x), sign * scale)
+        for x, sign in zip(made.arguments, made.operation.signs, strict=True)
+    ]
+    for (root, a, b, factor), (other, c, d, third) in (terms, terms[::-1]):
+        cube = call.draft.made(other)
+        if d != 0 or cube is None or cube.operation != Placeholder("cube", other.shape):
             continue
-        if d == 0 and _close(c, 0.044715) and _same(before.arguments[0], x):
-            return x
+        (x,) = cube.arguments
+        origin, e, f = call.affine(x)
+        # a * root + b has to be a multiple of x = e * origin + f.
+        if _same(root, origin) and e != 0 and b * e == a * f:
+            return x, factor * a / e, third * c
     return None
 
 
 @converts("ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean")
 def _reduce(call: Call):
     x, keepdims = call.variable(), bool(call.get("keepdims", 1))
-    axes = call.integers("axes", 1) or []
-    if not axes:
-        if call.get("noop_with_empty_axes", 0):
-            return x
-        axes = range(len(x.shape))
-    axes = [place(axis, len(x.shape)) for axis in axes]
-    axes = tuple(sorted(set(axes)))
+    axes = reduced_axes(call, len(x.shape))
     if not axes:
         return x
     if call.operator == "ReduceMax":
@@ -450,4 +546,12 @@ def _reduce(call: Call):
     total = call.add(op.Reduce(axes, keepdims), x)
     if call.operator == "ReduceSum":
         return total
-    return call.scale(total, np.float64(1 / math.prod(x.shape[k] for k in axes)))
+    return call.scale(total, Fraction(1, math.prod(x.shape[k] for k in axes)))
+
+
+def reduced_axes(call: Call, rank: int) -> tuple[int, ...]:
+    """The axes that a reduction runs over."""
+    axes = call.integers("axes", 1) or []
+    if not axes and call.get("noop_with_empty_axes", 0):
+        return ()
+    return places(axes or range(rank), rank)

@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 
 from stagecert.networks import operations as op
+from stagecert.networks.enclosures import CONSTANT, Constant, Enclosure, simplified
 from stagecert.networks.graph import Value
 from stagecert.networks.onnx_nodes import (
-    LARGEST_COMPUTED,
     Call,
     Refused,
     check_size,
@@ -87,7 +87,9 @@ def _transpose(call: Call):
 def _concat(call: Call):
     items = [x for x in call.inputs if x is not None]
     axis = place(call.get("axis", 0), len(items[0].shape))
-    if not any(isinstance(x, np.ndarray) for x in items):
+    if any(isinstance(x, np.ndarray) and x.dtype.kind != "f" for x in items):
+        raise Refused("joins floating-point numbers with others")
+    if not any(isinstance(x, CONSTANT) for x in items):
         return items[0] if len(items) == 1 else call.add(op.Concat(axis), *_values(items))
     # A constant part is made of zeros beside its neighbour, and shifted.
     shapes = {(*x.shape[:axis], *x.shape[axis + 1 :]) for x in items}
@@ -111,9 +113,18 @@ def _concat(call: Call):
         for x, w in zip(parts, widths, strict=True)
     ]
     whole = padded[0] if len(padded) == 1 else call.add(op.Concat(axis), *padded)
-    check_size(whole.shape, LARGEST_COMPUTED)
+    check_size(whole.shape)
     shift = [np.zeros(x.shape, np.float32) if isinstance(x, Value) else x for x in items]
-    return call.add(op.Shift(), whole, weights=np.concatenate(shift, axis=axis))
+    return call.shift(whole, joined(shift, axis))
+
+
+def joined(constants, axis: int) -> Constant:
+    """Constants one after the other."""
+    if not any(isinstance(x, Enclosure) for x in constants):
+        return np.concatenate(constants, axis=axis)
+    ends = [(x.low, x.high) if isinstance(x, Enclosure) else (x, x) for x in constants]
+    low, high = (np.concatenate(parts, axis=axis) for parts in zip(*ends, strict=True))
+    return simplified(Enclosure(low, high))
 
 
 def _values(items) -> list[Value]:
@@ -137,7 +148,7 @@ def _slice(call: Call):
     check_size([len(r) for r in ranges])
     for axis, r in enumerate(ranges):
         if r.step < 0:
-            check_size([len(r)], LARGEST_COMPUTED)
+            check_size([len(r)])
             x = call.add(op.Take(axis), x, weights=np.array(r, np.int32))
             ranges[axis] = range(len(r))
     return cut(call, x, ranges)
@@ -159,6 +170,8 @@ def _split(call: Call):
     total, sizes = x.shape[axis], call.integers("split", 1)
     if sizes is None:
         count = call.get("num_outputs", len(call.outputs))
+        if call.opset < 18 and total % count:
+            raise Refused(f"cannot split {total} entries into {count} equal parts")
         size = -(-total // count)
         sizes = [min(size, total - k * size) for k in range(count)]
     if sum(sizes) != total or min(sizes) <= 0 or len(sizes) != len(call.outputs):
@@ -198,7 +211,7 @@ def _tile(call: Call):
         raise Refused(f"cannot repeat a tensor of shape {x.shape} {repeats} times")
     for axis, n in enumerate(repeats):
         if n > 1:
-            check_size([n, x.shape[axis]], LARGEST_COMPUTED)
+            check_size([n, x.shape[axis]])
             indices = np.tile(np.arange(x.shape[axis], dtype=np.int32), n)
             x = call.add(op.Take(axis), x, weights=indices)
     return x
@@ -224,6 +237,8 @@ def _pad(call: Call):
         return x
     if mode == "constant":
         value = call.get("value", call.number(2, "values", 0.0))
+        if not math.isfinite(value):
+            raise Refused("fills up with a number that is NaN or infinite")
         return _pad_with(call, x, widths, value)
     if mode not in _PAD_MODES:
         raise Refused(f"has an unknown mode, {mode!r}")
@@ -232,7 +247,7 @@ def _pad(call: Call):
     for axis, width in enumerate(widths):
         if width != (0, 0):
             n = x.shape[axis]
-            check_size([n + sum(width)], LARGEST_COMPUTED)
+            check_size([n + sum(width)])
             if mode == "reflect" and max(width) >= n:
                 raise Refused(f"reflects {max(width)} entries of an axis of length {n}")
             indices = np.pad(np.arange(n, dtype=np.int32), width, mode=_PAD_MODES[mode])
@@ -244,13 +259,13 @@ def _pad_with(call: Call, x: Value, widths, value: float) -> Value:
     y = call.add(op.Pad(tuple(widths)), x)
     if value == 0:
         return y
-    check_size(y.shape, LARGEST_COMPUTED)
+    check_size(y.shape)
     inside = np.zeros((), bool)
     for axis, (before, _) in enumerate(widths):
         position = np.arange(y.shape[axis]) - before
         outside = (position < 0) | (position >= x.shape[axis])
         inside = inside | outside.reshape([-1 if k == axis else 1 for k in range(len(y.shape))])
-    return call.add(op.Shift(), y, weights=np.where(inside, np.float32(value), np.float32(0)))
+    return call.shift(y, np.where(inside, np.float64(value), 0.0))
 
 
 @converts("Shape")

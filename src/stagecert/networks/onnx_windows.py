@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from stagecert.networks import operations as op
+from stagecert.networks.enclosures import reciprocal
 from stagecert.networks.graph import Value
 from stagecert.networks.onnx_arithmetic import maximum
-from stagecert.networks.onnx_nodes import LARGEST_COMPUTED, Call, Refused, check_size, converts
+from stagecert.networks.onnx_nodes import Call, Refused, check_size, converts
 from stagecert.networks.onnx_shapes import cut
 
 
@@ -133,7 +135,7 @@ def _biased(call: Call, x: Value) -> Value:
     bias = call.constant(2, "biases")
     if bias.shape != (x.shape[1],):
         raise Refused(f"has {bias.shape} biases for {x.shape[1]} channels")
-    return call.add(op.Shift(), x, weights=bias.reshape(1, -1, *(1 for _ in x.shape[2:])))
+    return call.shift(x, bias.reshape(1, -1, *(1 for _ in x.shape[2:])))
 
 
 @converts("ConvTranspose")
@@ -189,7 +191,7 @@ def _conv_transpose(call: Call):
 def _average_pool(call: Call):
     x = call.variable()
     window = _window(call, x, call.integers("kernel_shape") or [])
-    check_size((*window.count, *window.kernel), LARGEST_COMPUTED)
+    check_size((*window.count, *window.kernel))
     ones, none = (1, 1), ((0, 0), (0, 0))
     total = call.add(
         op.WindowSum(
@@ -209,8 +211,9 @@ def _average_pool(call: Call):
         counts = counts[..., None] * ((at >= low) & (at < high)).sum(1)
     if not counts.all():
         raise Refused("has a window that covers padding only")
-    counts = counts.flat[0] if np.all(counts == counts.flat[0]) else counts[None, None]
-    return call.scale(total, np.float64(1) / counts)
+    if np.all(counts == counts.flat[0]):
+        return call.scale(total, Fraction(1, int(counts.flat[0])))
+    return call.scale(total, reciprocal(counts[None, None]))
 
 
 @converts("MaxPool")
@@ -220,7 +223,7 @@ def _max_pool(call: Call):
     x = call.variable()
     window = _window(call, x, call.integers("kernel_shape") or [])
     rank = len(window.space)
-    check_size((*window.count, *window.kernel), LARGEST_COMPUTED)
+    check_size((*window.count, *window.kernel))
     flat = np.zeros((1,) * (2 * rank), np.int64)
     for axis, n in enumerate(window.space):
         at = window.positions(axis)
@@ -240,13 +243,19 @@ def _max_pool(call: Call):
 
 @converts("GlobalAveragePool")
 def _global_average_pool(call: Call):
-    x = call.variable()
-    axes = tuple(range(2, len(x.shape)))
+    x, axes = _space(call)
     total = call.add(op.Reduce(axes, True), x)
-    return call.scale(total, np.float64(1 / math.prod(x.shape[2:])))
+    return call.scale(total, Fraction(1, math.prod(x.shape[2:])))
 
 
 @converts("GlobalMaxPool")
 def _global_max_pool(call: Call):
+    x, axes = _space(call)
+    return maximum(call, x, axes, True)
+
+
+def _space(call: Call) -> tuple[Value, tuple[int, ...]]:
     x = call.variable()
-    return maximum(call, x, tuple(range(2, len(x.shape))), True)
+    if len(x.shape) < 3:
+        raise Refused(f"needs axes after the channels, but reads a tensor of shape {x.shape}")
+    return x, tuple(range(2, len(x.shape)))

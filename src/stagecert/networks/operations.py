@@ -51,20 +51,25 @@ def _magnitude(weights):
 
 @dataclass(frozen=True)
 class MatMul(Linear):
-    """x @ weights, or weights @ x if `left`."""
+    """x @ weights, or weights @ x if `left`.
+
+    The numbers that are meant are within `loose` * 2^-52 of the weights, relative to each of these:
+    importers compute constants that float64 cannot hold, such as 1/3. Bounds are charged for it.
+    """
 
     label: ClassVar[str] = "matmul"
     left: bool = False
+    loose: int = 0
 
     def __call__(self, weights, x):
         return jnp.matmul(weights, x) if self.left else jnp.matmul(x, weights)
 
     def terms(self, weights, *shapes) -> int:
-        return shapes[0][-1] if not self.left else jnp.shape(weights)[-1]
+        return (shapes[0][-1] if not self.left else jnp.shape(weights)[-1]) + self.loose
 
     def back_terms(self, weights, shapes) -> int:
         shape = jnp.shape(weights)
-        return math.prod(shape) // shape[-1 if self.left else -2]
+        return math.prod(shape) // shape[-1 if self.left else -2] + self.loose
 
 
 @dataclass(frozen=True)
@@ -195,18 +200,19 @@ _own_conv.defvjp(_own_conv_fwd, _own_conv_bwd)
 
 @dataclass(frozen=True)
 class Scale(Linear):
-    """x * weights, with broadcasting."""
+    """x * weights, with broadcasting; `loose` is that of MatMul."""
 
     label: ClassVar[str] = "scale"
+    loose: int = 0
 
     def __call__(self, weights, x):
         return x * weights
 
     def terms(self, weights, *shapes) -> int:
-        return 1
+        return 1 + self.loose
 
     def back_terms(self, weights, shapes) -> int:
-        return max(math.prod(jnp.shape(weights)), 1)
+        return max(math.prod(jnp.shape(weights)), 1) + self.loose
 
 
 @dataclass(frozen=True)
@@ -360,9 +366,10 @@ class WindowSum(Linear):
 
 @dataclass(frozen=True)
 class Shift(Operation):
-    """x + weights, with broadcasting."""
+    """x + weights, with broadcasting; `loose` is that of MatMul."""
 
     label: ClassVar[str] = "shift"
+    loose: int = 0
 
     def __call__(self, weights, x):
         return x + weights

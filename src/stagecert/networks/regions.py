@@ -54,6 +54,8 @@ def regions_of(network: Network, lower, upper, ball) -> Regions:
     if lower is None or upper is None:
         raise ProblemError("Give lower and upper, or a ball, or all of them.")
     lows, highs = _per_input(network, lower, "lower"), _per_input(network, upper, "upper")
+    lows = tuple(-_away_from_zero(-low) for low in lows)
+    highs = tuple(map(_away_from_zero, highs))
     pairs = tuple(zip(lows, highs, strict=True))
     count = len(lows[0])
     for k, (low, high) in enumerate(pairs):
@@ -91,9 +93,15 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
         radius = np.broadcast_to(radius, (len(middle),))
     except ValueError:
         raise ProblemError(f"There are {len(middle)} centres but {len(radius)} radii.") from None
+    tiny = np.finfo(np.float64).tiny
+    if np.any(radius < tiny) or _anywhere(lambda x: (x != 0) & (np.abs(x) < tiny), middle):
+        raise ProblemError(
+            f"The ball has numbers below {tiny:.3g}, which processors take for zero."
+        )
     wide = radius.reshape(-1, *(1,) * (middle.ndim - 1))
     # One unit in the last place further out, so that rounding leaves nothing outside.
     low, high = np.nextafter(middle - wide, -np.inf), np.nextafter(middle + wide, np.inf)
+    low, high = -_away_from_zero(-low), _away_from_zero(high)
     if (lower is None) != (upper is None):
         raise ProblemError("Give both lower and upper with a ball, or neither.")
     if lower is None:
@@ -107,6 +115,17 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
     sets = BoxBall(box_low, box_high, middle, radius)
     pairs = ((np.maximum(low, box_low), np.minimum(high, box_high)),)
     return Regions(sets, pairs, network.input_shapes, False)
+
+
+def _away_from_zero(ends: np.ndarray) -> np.ndarray:
+    """Upper ends, no lower than before, that are normal numbers or zero.
+
+    Processors take numbers below the normal range for zero, and a large weight may follow.
+    """
+    tiny = np.finfo(np.float64).tiny
+    if not _anywhere(lambda x: (x != 0) & (np.abs(x) < tiny), ends):
+        return ends
+    return np.where(np.abs(ends) < tiny, np.where(ends > 0, tiny, 0.0), ends)
 
 
 def _anywhere(test, *arrays: np.ndarray) -> bool:

@@ -7,7 +7,9 @@
 A file describes the counterexamples. `Property.cases` lists every way to be one.
 """
 
+import dataclasses
 import gzip
+import hashlib
 import io
 import os
 import zlib
@@ -43,9 +45,12 @@ def load(
     """
     name = "<text>"
     if isinstance(source, str) and (
-        len(source) > 4096 or "\n" in source or source.lstrip()[:1] in ("", "(", ";")
+        len(source) > 4096
+        or "\n" in source
+        or "\r" in source
+        or source.removeprefix("\ufeff").lstrip()[:1] in ("", "(", ";")
     ):
-        data: bytes | str = source
+        data: bytes | str = source.removeprefix("\ufeff")
     elif isinstance(source, bytes):
         data = source
     elif isinstance(source, (str, os.PathLike)):
@@ -71,7 +76,9 @@ def load(
             f"{name}: larger than {max_bytes:,} bytes; raise `max_bytes` if it is meant to be.",
             source=name,
         )
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if isinstance(data, bytes):
         # Comments may be in any encoding; elsewhere a replaced character is an error anyway.
         data = data.decode("utf-8-sig", errors="replace")
-    return normalise(Reader(data, name).read(), name, max_cases)
+    found = normalise(Reader(data, name).read(), name, max_cases)
+    return dataclasses.replace(found, digest=hashlib.sha256(raw).hexdigest())

@@ -181,7 +181,8 @@ class Property:
 
     The property holds if no case has a point. `dropped` counts the cases that have no input at
     all, and `notes` says why. With several networks, the inputs (and the outputs, and the hidden
-    values) of all of them follow one another in the order of their declarations.
+    values) of all of them follow one another in the order of their declarations. `digest` is the
+    SHA-256 of what the file holds, unpacked.
     """
 
     source: str
@@ -190,6 +191,7 @@ class Property:
     cases: tuple[Case, ...]
     dropped: int = 0
     notes: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def empty(self) -> bool:

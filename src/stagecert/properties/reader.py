@@ -34,6 +34,10 @@ NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)
 WORD = re.compile(r"([A-Za-z][\w.\-]*)(?:\s*\[([\d\s,]*)\])?", re.ASCII)
 OLD_NAME = re.compile(r"([XY])_(0|[1-9]\d*)", re.ASCII)
 VERSION = re.compile(r"<(\d+)\.(\d+)>", re.ASCII)
+# Characters that end a line for some programs but not in VNN-LIB, with something behind them.
+HALF_A_LINE_END = re.compile(
+    "[\v\f\x1c-\x1e\x85\u2028\u2029]\\s*[^\\s\v\f\x1c-\x1e\x85\u2028\u2029]"
+)
 
 OPPOSITE = {"<=": ">", ">": "<=", ">=": "<", "<": ">=", "=": "!=", "==": "!=", "!=": "=="}
 CONNECTIVES = {"and", "or", "not"}
@@ -130,7 +134,8 @@ class Reader:
     """Reads one file."""
 
     def __init__(self, text: str, source: str):
-        self.text = text
+        # A line ends at a line feed, a carriage return or both, and so does a comment.
+        self.text = text = text.replace("\r\n", "\n").replace("\r", "\n")
         self.source = source
         self.tokens = TOKEN.finditer(text)
         self.budget = Budget(source)
@@ -152,6 +157,13 @@ class Reader:
                 if len(token) > MAX_TOKEN:
                     self.fail(token, match.start(), f"a word of at most {MAX_TOKEN} characters")
                 return token, match.start()
+            if doubt := HALF_A_LINE_END.search(token):
+                # Who wrote it may have meant an assertion, which must not get lost.
+                self.fail(
+                    doubt[0],
+                    match.start() + doubt.start(),
+                    "a comment that ends at a line feed or a carriage return",
+                )
         return "", len(self.text)
 
     def fail(self, token: str, position: int, expected: str, why: str = "") -> NoReturn:

@@ -6,7 +6,7 @@ import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Case:
 class Certificate:
     """An open certificate for a model with a number of activations."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path | BinaryIO):
         try:
             self._zip = zipfile.ZipFile(path)
             names = self._zip.namelist()

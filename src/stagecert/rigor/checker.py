@@ -62,8 +62,6 @@ def check(
     """
     model, text = contents(model_path), contents(property_path)
     wanted = properties.load(text)
-    bounds: list[np.ndarray] = []
-    reasons: tuple[str, ...] = ()
     try:
         certificate = Certificate(Path(certificate_path))
         for data, digest, what in (
@@ -74,31 +72,13 @@ def check(
                 raise Refused(f"the certificate is for another {what}")
         with np.errstate(all="ignore"):
             checker = Checker(graph.read(model, Arithmetic(exact)), wanted, exact)
-            rows = [len(case.outputs) + len(case.input_rows) for case in wanted.cases]
-            cases = certificate.cases(len(checker.activations), rows)
-            bounds += [np.full(len(case.multipliers), np.nan) for case in cases]
-            tasks = [task for n, case in enumerate(cases) for task in checker.tasks(n, case)]
-            finished = 0
-            for some, found in checker.bounds(certificate, tasks):
-                for task, bound in zip(some, found, strict=True):
-                    if not checker.refutes(task, bound):
-                        raise Refused(
-                            f"case {task.case + 1}, leaf {task.number + 1}: the bound is "
-                            f"{float(_number(bound)):g}, which refutes nothing"
-                        )
-                    bounds[task.case][task.number] = float(_number(bound))
-                finished += len(some)
-                if progress is not None:
-                    progress(finished, len(tasks))
-            if any(np.isnan(found).any() for found in bounds):
-                raise Refused("a leaf was left out")  # of no use but to be sure
+        return checker.accepts(certificate, progress)
     except Refused as error:
-        reasons = (str(error),)
+        return Report(False, (str(error),))
     except ProblemError:
         raise
     except Exception as error:  # a damaged model can be wrong in any way: it is never accepted
-        reasons = (f"cannot be followed: {type(error).__name__}: {error}",)
-    return Report(not reasons, reasons, tuple(tuple(map(float, found)) for found in bounds))
+        return Report(False, (f"cannot be followed: {type(error).__name__}: {error}",))
 
 
 def contents(path) -> bytes:
@@ -159,6 +139,41 @@ class Checker:
         declared = [tensor.size for tensor in wanted.inputs]
         if len(declared) > 1 and declared != sizes:
             raise Refused("the inputs of the property and of the model have different sizes")
+
+    def accepts(
+        self, certificate: Certificate, progress: Callable[[int, int], None] | None = None
+    ) -> Report:
+        """Whether a certificate, whatever files it is for, refutes every case."""
+        bounds: list[np.ndarray] = []
+        reasons: tuple[str, ...] = ()
+        try:
+            with np.errstate(all="ignore"):
+                self._accept(certificate, bounds, progress)
+        except Refused as error:
+            reasons = (str(error),)
+        except Exception as error:  # a damaged certificate can be wrong in any way
+            reasons = (f"cannot be followed: {type(error).__name__}: {error}",)
+        return Report(not reasons, reasons, tuple(tuple(map(float, found)) for found in bounds))
+
+    def _accept(self, certificate: Certificate, bounds: list[np.ndarray], progress) -> None:
+        rows = [len(case.outputs) + len(case.input_rows) for case in self.wanted.cases]
+        cases = certificate.cases(len(self.activations), rows)
+        bounds += [np.full(len(case.multipliers), np.nan) for case in cases]
+        tasks = [task for n, case in enumerate(cases) for task in self.tasks(n, case)]
+        finished = 0
+        for some, found in self.bounds(certificate, tasks):
+            for task, bound in zip(some, found, strict=True):
+                if not self.refutes(task, bound):
+                    raise Refused(
+                        f"case {task.case + 1}, leaf {task.number + 1}: the bound is "
+                        f"{float(_number(bound)):g}, which refutes nothing"
+                    )
+                bounds[task.case][task.number] = float(_number(bound))
+            finished += len(some)
+            if progress is not None:
+                progress(finished, len(tasks))
+        if any(np.isnan(found).any() for found in bounds):
+            raise Refused("a leaf was left out")  # of no use but to be sure
 
     def tasks(self, number: int, case: Case) -> list[Task]:
         """The leaves with their boxes: parts of parts of the case's box, so they cover it."""

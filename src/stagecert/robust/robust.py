@@ -30,6 +30,7 @@ def robust(
     mean: Any = 0,
     std: Any = 1,
     method: str = "nonconvex",
+    check: bool = True,
     restarts: int = 4,
     seed: int = 0,
     limit: int | None = None,
@@ -53,6 +54,8 @@ def robust(
         clip: the range of pixels, which cuts the boxes; None if there is none.
         mean, std: the network gets (pixel - mean) / std: a number, or one for each channel.
         method: the last method to be tried: "ibp", "backward", "nonconvex" or "optimised".
+        check: certify an image only once the independent checker has accepted the proof. Without,
+            "certified" rests on the bounds alone.
         restarts: how many points the attack starts from, for each of up to nine other classes.
         seed: for those points.
         limit: take the first images only.
@@ -69,7 +72,7 @@ def robust(
     """
     run = Robustness(
         model, images, labels, eps, clip=clip, mean=mean, std=std, method=method,
-        restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
+        check=check, restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
     )  # fmt: skip
     table.check_format(format)
     with run.store(out) as store:
@@ -93,6 +96,7 @@ class Robustness:
         mean: Any = 0,
         std: Any = 1,
         method: str = "nonconvex",
+        check: bool = True,
         restarts: int = 4,
         seed: int = 0,
         limit: int | None = None,
@@ -119,6 +123,8 @@ class Robustness:
             if isinstance(model, bytes) or str(model) in str(error):
                 raise
             raise ProblemError(f"{model}: {error}") from None
+        if check:
+            classifier.must_be_covered()
         data = data_set(images, labels, classifier.shape, classifier.classes)
         how.check(data.images)
         self.batch = batch or largest_batch(classifier.network, memory)
@@ -135,6 +141,7 @@ class Robustness:
             "mean": [str(v) for v in how.mean],
             "std": [str(v) for v in how.std],
             "method": method,
+            "checked": check,
             "restarts": restarts,
             "seed": seed,
             "batch": self.batch,
@@ -142,8 +149,8 @@ class Robustness:
         }
         self._work = Images(
             classifier, model, DataSet(data.images[:count], data.labels[:count]), how,
-            {"method": method, "restarts": restarts, "seed": seed, "memory": memory,
-             "batch": self.batch},
+            {"method": method, "check": check, "restarts": restarts, "seed": seed,
+             "memory": memory, "batch": self.batch},
         )  # fmt: skip
 
     def store(self, out: str | Path | None) -> Store:

@@ -1,22 +1,25 @@
-"""What is done for a batch of images: predict, attack, then bounds of rising cost."""
+"""What is done for a batch of images: predict, attack, bounds of rising cost, and the check."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from stagecert import networks
+from stagecert import networks, properties
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.relaxation import split
+from stagecert.rigor.functions import Refused
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import attack
-from stagecert.verify.replay import open_session
+from stagecert.verify.models import OpenModel
+from stagecert.verify.proving import Rejected, certify
 
 METHODS = ("ibp", "backward", "nonconvex", "optimised")
 # The attack aims at this many classes at most: those that come nearest on the image itself.
@@ -36,12 +39,13 @@ class Finding:
         correct: whether the image itself is classified correctly.
         attacked: whether there is a counterexample, which ONNX Runtime confirmed.
         certified: whether it is proven that there is none.
+        checked: whether the checker has accepted the proof.
         method: what proved it.
         bound: a certified lower bound on the smallest margin (label minus any other class) over
             the box; None if none was computed.
         attack: the smallest margin that ONNX Runtime computed for a point of the box.
         gap: attack - bound.
-        note: what went wrong, for "error".
+        note: what went wrong, for "error"; why the checker rejects a proof, for "unknown".
     """
 
     label: int
@@ -50,6 +54,7 @@ class Finding:
     correct: bool = False
     attacked: bool = False
     certified: bool = False
+    checked: bool = False
     method: str | None = None
     bound: float | None = None
     attack: float | None = None
@@ -66,32 +71,45 @@ class _Case:
     seconds: float = 0.0
     aims: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     bounds: Any = -np.inf  # the best bound on each margin
+    rejected: bool = False  # whether the checker did not accept the proof
 
     @property
     def open(self) -> bool:
-        return self.finding.status == "unknown"
+        # What the checker rejects is not tried by other methods: something is wrong.
+        return self.finding.status == "unknown" and not self.rejected
 
 
 class Classifier:
-    """A model twice: as the network that is bounded, and as the file that ONNX Runtime runs."""
+    """A model with one input and an output for each class."""
 
     def __init__(self, model):
-        self.network: Network = networks.load(model)
+        self.model = OpenModel(model)
+        self.network: Network = self.model.network
         if len(self.network.input_shapes) != 1:
             raise ProblemError(
                 f"The model has {len(self.network.input_shapes)} inputs; one is needed."
             )
         if self.network.output_size < 2:
             raise ProblemError("The model has one output; it needs one for each class.")
-        self._session, inputs = open_session(model)
-        ((self._name, self._shape, self._type),) = inputs
-        if self._type == np.float16:
+        self._session = self.model.session
+        ((_, shape, kind),) = self._session.inputs
+        if kind == np.float16:
             # Counterexamples in float32 would be rounded, possibly out of their boxes.
             raise ProblemError("The model's input is float16; float32 or float64 is needed.")
-        if prod(self._shape) != prod(self.shape):
+        if prod(shape) != prod(self.shape):
             raise ProblemError(
-                f"The model takes several images at once, {self._shape}; one at a time is needed."
+                f"The model takes several images at once, {shape}; one at a time is needed."
             )
+
+    def must_be_covered(self) -> None:
+        """Says if the checker does not understand the model: it could accept no proof."""
+        try:
+            self.model.program  # noqa: B018
+        except Refused as error:
+            raise ProblemError(
+                f"The checker cannot follow this model, so nothing could be certified: {error}. "
+                "Without the check (--unchecked, check=False) bounds are computed all the same."
+            ) from None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,10 +121,9 @@ class Classifier:
         """How many outputs there are."""
         return self.network.output_size
 
-    def run(self, image: np.ndarray) -> np.ndarray:
-        """What ONNX Runtime computes for one image."""
-        feed = {self._name: image.reshape(self._shape).astype(self._type)}
-        return np.concatenate([np.asarray(x).reshape(-1) for x in self._session.run(None, feed)])
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """What ONNX Runtime computes for images, one by one: (images, classes)."""
+        return self._session.run(images.reshape(len(images), -1))
 
 
 def largest_batch(network: Network, memory: float) -> int:
@@ -129,6 +146,7 @@ class Work:
         how: Preparation,
         *,
         method: str,
+        check: bool,
         restarts: int,
         seed: int,
         memory: float,
@@ -136,7 +154,7 @@ class Work:
     ):
         self.classifier, self.data, self.how = classifier, data, how
         self.methods = METHODS[: METHODS.index(method) + 1]
-        self.restarts, self.seed, self.memory = restarts, seed, memory
+        self.check, self.restarts, self.seed, self.memory = check, restarts, seed, memory
         network = classifier.network
         # Numbers of images that are multiples of this have the same compiled programs.
         self.width = min(
@@ -149,8 +167,8 @@ class Work:
         begin = time.perf_counter()
         cases = [_Case(Finding(int(label))) for label in self.data.labels[list(places)]]
         boxes = boxes_around(self.data.images[list(places)], self.how)
-        for case, image in zip(cases, boxes.centre, strict=True):
-            self._predict(case, image)
+        for case, outputs in zip(cases, self.classifier.run(boxes.centre), strict=True):
+            self._predict(case, outputs)
         self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
         begin = _charge(cases, begin)
         intervals = None
@@ -162,9 +180,8 @@ class Work:
             begin = _charge(waiting, begin)
         return [(_finished(case.finding), case.seconds, case.point) for case in cases]
 
-    def _predict(self, case: _Case, image: np.ndarray) -> None:
+    def _predict(self, case: _Case, outputs: np.ndarray) -> None:
         found = case.finding
-        outputs = self.classifier.run(image)
         if not np.all(np.isfinite(outputs)):
             found.status = "error"
             found.note = "the model's outputs for the image itself are not finite"
@@ -212,13 +229,13 @@ class Work:
         points, margins = np.concatenate(points), np.concatenate(margins)
         margins = np.where(np.isnan(margins), np.inf, margins)
         images = np.array([k for k, _ in lanes])
+        chosen = []
         for k in np.unique(images):
             mine = np.flatnonzero(images == k)
             best = mine[np.argsort(margins[mine], kind="stable")[:REPLAYED]]
-            for lane in best[np.isfinite(margins[best])]:
-                self._replay(cases[k], points[lane], boxes, int(k))
-                if not cases[k].open:
-                    break
+            chosen += best[np.isfinite(margins[best])].tolist()
+        if chosen:
+            self._replay(cases, images[chosen], points[chosen], boxes)
 
     def _targets(self, cases, boxes: Boxes, lanes) -> attack.Targets:
         images = [k for k, _ in lanes]
@@ -234,17 +251,18 @@ class Work:
             np.ones((len(lanes), 1), bool),
         )
 
-    def _replay(self, case: _Case, point: np.ndarray, boxes: Boxes, k: int) -> None:
-        """Whether ONNX Runtime misclassifies a point, moved into the box."""
-        point = np.clip(point.reshape(boxes.least[k].shape), boxes.least[k], boxes.most[k])
-        outputs = self.classifier.run(point)
-        if not np.all(np.isfinite(outputs)):
-            return
-        found = case.finding
-        assert found.attack is not None
-        found.attack = min(found.attack, _margin(outputs, found.label))
-        if np.argmax(outputs) != found.label:
-            found.status, found.attacked, case.point = "attacked", True, point
+    def _replay(self, cases, images: np.ndarray, points: np.ndarray, boxes: Boxes) -> None:
+        """Whether ONNX Runtime misclassifies points of images, moved into their boxes."""
+        least, most = boxes.least[images], boxes.most[images]
+        points = np.clip(points.reshape(least.shape), least, most)
+        for k, point, outputs in zip(images, points, self.classifier.run(points), strict=True):
+            case, found = cases[k], cases[k].finding
+            if not case.open or not np.all(np.isfinite(outputs)):
+                continue
+            assert found.attack is not None
+            found.attack = min(found.attack, _margin(outputs, found.label))
+            if np.argmax(outputs) != found.label:
+                found.status, found.attacked, case.point = "attacked", True, point
 
     # -- bounds -----------------------------------------------------------------------------------
 
@@ -279,15 +297,28 @@ class Work:
             # A bound that is not a number says nothing.
             case.bounds = np.fmax(case.bounds, bounds)
             case.finding.bound = float(case.bounds.min())
-            if 0 < case.finding.bound < np.inf:
+            if 0 < case.finding.bound < np.inf and self._passes_the_gate(case, boxes, k):
                 case.finding.status, case.finding.certified = "certified", True
-                case.finding.method = method
+                case.finding.checked, case.finding.method = self.check, method
         if method != "ibp":
             self._descend_from_minima(cases, boxes, waiting, found)
         return {
             k: tuple((low[b], high[b]) for low, high in found.intermediate)
             for b, k in enumerate(waiting)
         }
+
+    def _passes_the_gate(self, case: _Case, boxes: Boxes, k: int) -> bool:
+        """Whether the checker accepts what the bounds say; if not, the reason is noted."""
+        if not self.check:
+            return True
+        wanted = property_of(boxes.lower[k], boxes.upper[k], case.finding.label, self.classifier)
+        try:
+            certify(self.classifier.model, wanted, memory=self.memory)
+        except Rejected as error:
+            case.rejected = True
+            case.finding.note = f"the checker rejects the proof: {error}"
+            return False
+        return True
 
     def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], found) -> None:
         """Attacks from where the relaxation is smallest."""
@@ -300,6 +331,30 @@ class Work:
                     starts.append(found.inputs[b, row].reshape(-1))
         if lanes:
             self._descend(cases, boxes, lanes, np.array(starts), 0.05)
+
+
+def property_of(lower, upper, label: int, classifier: Classifier) -> properties.Property:
+    """No other class reaches the label's output on a box, as a property for the checker."""
+    lower, upper = (np.asarray(end, np.float64).reshape(-1) for end in (lower, upper))
+    least, most = (np.array([Fraction(v) for v in end], object) for end in (lower, upper))
+    box = properties.InputSet(least, most, lower, upper)
+    sizes = (len(lower), classifier.classes, 0)
+    one = Fraction(1)
+    cases = tuple(
+        properties.Case(
+            box,
+            (properties.Row((), ((label, one), (other, -one)), (), Fraction(0), False),),
+            sizes,
+        )
+        for other in range(classifier.classes)
+        if other != label
+    )
+    network = properties.Network(
+        "classifier",
+        (properties.Tensor("X", "Real", (sizes[0],)),),
+        (properties.Tensor("Y", "Real", (sizes[1],)),),
+    )
+    return properties.Property("an image", "2.0", (network,), cases)
 
 
 def _charge(those: list[_Case], begin: float) -> float:

@@ -122,7 +122,10 @@ def _rows(path: Path, heading: bool = False) -> Iterator[tuple[str, dict[str, st
             continue
         if line.count('"') % 2:
             raise ProblemError(f"{where}: a quotation mark is not closed.")
-        cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
+        except csv.Error as error:  # such as a field of more than 131,072 characters
+            raise ProblemError(f"{where} is no line of a CSV file: {error}.") from None
         if not any(cells):
             continue
         if columns is None:

@@ -1,17 +1,15 @@
-"""What is done for one instance of a sweep: verify it, prove it, check the proof."""
+"""What is done for one instance of a sweep: verify it, and keep what the answer is worth."""
 
 import hashlib
 import io
 import json
 import math
 import re
-import tempfile
 import time
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stagecert.errors import ProblemError
@@ -40,8 +38,10 @@ class Finding:
         cases, refuted: how many cases there are, and how many are proven to have no point.
         boxes: how many boxes were bounded by splitting.
         how: what refuted the cases, separated by spaces.
-        certificate: of an "unsat", if asked for: "accepted" or "rejected" by the checker, or
-            "missing" if none could be written.
+        certificate: "accepted" for an "unsat" whose proof the checker accepted, and "unchecked" for
+            one that it has not seen. "rejected" or "missing" for what the search believes to be
+            proven, where the checker does not accept it or does not understand the model: the
+            verdict is then "unknown".
         note: why there is an error, or no decision.
     """
 
@@ -62,8 +62,8 @@ class Attached:
     """What belongs to an instance but not to the table.
 
     Attributes:
-        times: seconds besides those of the verdict: "writing" a certificate, which includes finding
-            the proof, and "checking" it.
+        times: parts of the seconds of the verdict: "proving", which is finding a certificate, and
+            "checking" it.
         files: "certificate" and "counterexample".
     """
 
@@ -105,7 +105,8 @@ class Judging:
     Args:
         instances: {key: instance}.
         hashes: {key: contents of its files}.
-        certificates: write a certificate of each "unsat", and check it.
+        check: whether "unsat" needs a certificate that the checker accepts.
+        certificates: keep the certificates.
         seed: for the starting points of attacks.
         memory: GiB that arrays may take.
     """
@@ -115,12 +116,14 @@ class Judging:
         instances: Mapping[str, Instance],
         hashes: Mapping[str, Hashes],
         *,
+        check: bool,
         certificates: bool,
         seed: int,
         memory: float,
     ):
         self.instances, self.hashes = dict(instances), dict(hashes)
-        self.certificates, self.seed, self.memory = certificates, seed, memory
+        self.check, self.certificates = check, certificates
+        self.seed, self.memory = seed, memory
 
     def prepare(self) -> Callable[[Sequence[Item]], list[Row]]:
         """What makes rows, in the process that calls this."""
@@ -167,7 +170,7 @@ class _Judge:
             model,
             property,
             max(instance.timeout - (time.monotonic() - begin), 1e-3),
-            proof=work.certificates,
+            check=work.check,
             seed=work.seed,
             memory=work.memory,
         )
@@ -182,8 +185,10 @@ class _Judge:
         if verdict.counterexample is not None:
             text = f"{verdict.answer}\n{verdict.counterexample.text()}\n"
             return found, Attached(files={"counterexample": text.encode()}), seconds
-        if verdict.answer == "unsat" and work.certificates:
-            return found, self._certified(instance, verdict, found), seconds
+        if verdict.certified is not None:
+            times = {"proving": verdict.certified.proving, "checking": verdict.certified.checking}
+            files = {"certificate": verdict.certified.certificate} if work.certificates else {}
+            return found, Attached(times, files), seconds
         return found, None, seconds
 
     def _model(self, instance: Instance, wanted: str | None):
@@ -216,34 +221,6 @@ class _Judge:
                 raise ProblemError(f"{path}: {error}") from None
             self.properties.keep(wanted, property, len(data))
         return self.properties[wanted]
-
-    def _certified(self, instance: Instance, verdict, found: Finding) -> Attached:
-        """Writes a certificate and checks it, and notes what became of it."""
-        from stagecert import rigor
-        from stagecert.verify import certificates
-
-        files = instance.model_path, instance.property_path
-        times: dict[str, float] = {}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "certificate"
-            begin = time.monotonic()
-            try:
-                found.certificate = "missing"
-                proof = certificates.proof_of(*files, verdict.proof, memory=self.work.memory)
-                certificates.write(path, proof)
-                times["writing"] = time.monotonic() - begin
-                found.certificate = "rejected"
-                begin = time.monotonic()
-                report = rigor.check(*files, path)
-                times["checking"] = time.monotonic() - begin
-            except Exception as error:  # the answer stands, but nobody can check it
-                found.note = _said(error)
-                return Attached(times)
-            if report.accepted:
-                found.certificate = "accepted"
-            else:
-                found.note = "; ".join(report.reasons)[:LONGEST_NOTE]
-            return Attached(times, {"certificate": path.read_bytes()})
 
 
 class _Kept:
@@ -281,6 +258,11 @@ def _finding(verdict, property) -> Finding:
     if bound is not None and nearest is not None and _same_units(property):
         gap = nearest - bound
     hows = sorted({one.how for one in cases if one.how})
+    certificate = None
+    if verdict.answer == "unsat":
+        certificate = "accepted" if verdict.checked else "unchecked"
+    elif verdict.objection is not None:
+        certificate = "rejected" if verdict.rejected else "missing"
     return Finding(
         verdict.answer,
         bound=bound,
@@ -290,6 +272,7 @@ def _finding(verdict, property) -> Finding:
         refuted=sum(one.refuted for one in cases),
         boxes=verdict.boxes,
         how=" ".join(hows) or None,
+        certificate=certificate,
         note=None if verdict.decided else verdict.reason,
     )
 

@@ -1,14 +1,16 @@
 """Models that are read once and asked about many properties."""
 
+import gzip
 import hashlib
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from stagecert import networks
-from stagecert.verify.replay import open_session
+from stagecert.rigor import graph
+from stagecert.rigor.numbers import Arithmetic
+from stagecert.verify.runtime import RUNTIME, Session
 
 
 class OpenModel:
@@ -24,13 +26,31 @@ class OpenModel:
 
     def __init__(self, source):
         """Reads a model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto."""
+        RUNTIME.start()  # it imports ONNX Runtime in the meantime
         self.source = Path(source) if isinstance(source, str) else source
         self.network = networks.load(self.source)
 
     @cached_property
-    def session(self) -> tuple[Any, list]:
-        """The model in ONNX Runtime, and its inputs: (name, shape, type) of each."""
-        return open_session(self.source)
+    def session(self) -> Session:
+        """The model in ONNX Runtime."""
+        return Session(self.source)
+
+    @cached_property
+    def _contents(self) -> bytes:
+        if isinstance(self.source, onnx.ModelProto):
+            return self.source.SerializeToString()
+        data = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+    @cached_property
+    def program(self) -> graph.Program:
+        """The model as the checker reads it; it raises `rigor.functions.Refused`."""
+        return graph.read(self._contents, Arithmetic())
+
+    @cached_property
+    def digest(self) -> str:
+        """What a certificate says of the model's file."""
+        return hashlib.sha256(self._contents).hexdigest()
 
 
 def opened(model) -> OpenModel:

@@ -1,15 +1,12 @@
 """Counterexamples count only once ONNX Runtime, on the original model, confirms them."""
 
-import gzip
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from stagecert.errors import ProblemError
 from stagecert.properties import Case, InputSet, Property
+from stagecert.verify.runtime import Session
 
 # How far outside its box an input may lie, relative where it is larger than one, and only if the
 # box holds no float32 at all in some coordinate.
@@ -41,27 +38,18 @@ class Counterexample:
 class Replay:
     """Runs the original model in ONNX Runtime and checks points against the property.
 
-    >>> replay = Replay(open_session("model.onnx"), property)  # doctest: +SKIP
+    >>> replay = Replay(Session("model.onnx"), property)  # doctest: +SKIP
     >>> replay.check(point, 0)  # doctest: +SKIP
     """
 
-    def __init__(self, session: tuple[Any, list], property: Property):
+    def __init__(self, session: Session, property: Property):
         self.property = property
         self._boxes: dict[int, Float32Box] = {}
-        self._session, self._inputs = session
-        self.sizes = [tensor.size for tensor in property.inputs]
+        self._session = session
 
     def run(self, point: np.ndarray) -> np.ndarray:
         """The flattened outputs for one flat float32 point."""
-        feeds, begin = {}, 0
-        for name, shape, dtype in self._inputs:
-            size = int(np.prod(shape))
-            feeds[name] = point[begin : begin + size].reshape(shape).astype(dtype)
-            begin += size
-        if begin != len(point):
-            raise ProblemError(f"The model takes {begin} numbers, but the property {len(point)}.")
-        found = self._session.run(None, feeds)
-        return np.concatenate([np.asarray(x).reshape(-1) for x in found])
+        return self._session.run(point[None])[0]
 
     def box(self, inputs: InputSet) -> "Float32Box":
         """The float32 points of an input set."""
@@ -133,45 +121,3 @@ def _up32(x: Fraction) -> np.float32:
 def _number(v) -> str:
     # The shortest digits that give the same float32 back, and the same float64 too where read so.
     return repr(float(v))
-
-
-_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
-
-
-def open_session(model) -> tuple[Any, list]:
-    """A model in ONNX Runtime, and its inputs: (name, shape, type) of each.
-
-    Args:
-        model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto.
-
-    Raises:
-        ProblemError: ONNX Runtime cannot load it.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ProblemError(
-            "Checking counterexamples needs the package onnxruntime: pip install onnxruntime"
-        ) from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if isinstance(model, (str, Path)):
-        data = str(model)
-        if data.endswith(".gz"):
-            data = gzip.decompress(Path(data).read_bytes())
-    elif isinstance(model, bytes):
-        data = model
-    else:
-        data = model.SerializeToString()
-    try:
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has no common base class for its errors
-        raise ProblemError(f"ONNX Runtime cannot load the model: {error}") from None
-    inputs = []
-    for value in session.get_inputs():
-        if value.type not in _TYPES:
-            raise ProblemError(f"The model's input '{value.name}' is a {value.type}.")
-        shape = tuple(n if isinstance(n, int) and n > 0 else 1 for n in value.shape)
-        inputs.append((value.name, shape, _TYPES[value.type]))
-    return session, inputs

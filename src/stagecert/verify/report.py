@@ -74,12 +74,12 @@ def _certificates(sweep: Sweep, store: Store, summary: Summary):
     if not summary.certificates:
         return ()
     facts: dict[str, str] = {name: str(count) for name, count in summary.certificates.items()}
-    lines = [line for line in sweep.lines(store, attached=True) if line.size is not None]
+    lines = [line for line in sweep.lines(store, attached=True) if line.times]
     for name, values, unit in (
-        ("size", [(line.size or 0) / 1000 for line in lines], "kB"),
-        ("seconds to write", [line.times.get("writing", 0.0) for line in lines], "s"),
+        ("size", [line.size / 1000 for line in lines if line.size is not None], "kB"),
+        ("seconds to prove", [line.times.get("proving", 0.0) for line in lines], "s"),
         ("seconds to check", [line.times.get("checking", 0.0) for line in lines], "s"),
     ):
         if values:
             facts[name] = f"median {np.median(values):.3g} {unit}, largest {max(values):.3g} {unit}"
-    return (("Certificates of unsat", facts),)
+    return (("Proofs of unsat, by the independent checker", facts),)

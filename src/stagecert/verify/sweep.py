@@ -21,6 +21,7 @@ COLUMNS = (
     "index", "set", "model", "property", "timeout", "verdict", "expected", "wrong", "bound",
     "nearest", "gap", "cases", "refuted", "boxes", "how", "certificate", "file", "note",
 )  # fmt: skip
+CERTIFICATES = ("accepted", "rejected", "missing", "unchecked")
 # Folders and endings of the files that belong to instances.
 _FILES = {"certificate": ("certificates", "cert"), "counterexample": ("counterexamples", "txt")}
 
@@ -35,7 +36,7 @@ class Summary:
         sets: for each list, how many have which verdict.
         wrong: how many contradict the answer that is known.
         known: how many have a known answer, sat or unsat.
-        certificates: how many were accepted, rejected or are missing; empty if none was asked for.
+        certificates: how many answers have which entry in the column `certificate`.
         seconds: the time that all of it took, in all runs and workers together.
         configuration: everything that influenced the results, apart from the lists.
     """
@@ -90,7 +91,8 @@ class Sweep:
 
     Args:
         instances: see `read_lists`.
-        certificates: write a certificate of each "unsat", and have it checked.
+        check: say "unsat" only where the checker accepts a certificate.
+        certificates: keep these certificates.
         seed: for the starting points of attacks.
         memory: GiB that the arrays of one worker may take.
 
@@ -105,6 +107,7 @@ class Sweep:
         self,
         instances: Sequence[Instance],
         *,
+        check: bool = True,
         certificates: bool = False,
         seed: int = 0,
         memory: float = 1.0,
@@ -113,10 +116,13 @@ class Sweep:
             raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
         if seed < 0:
             raise ProblemError(f"seed must be at least 0, not {seed!r}.")
+        if certificates and not check:
+            raise ProblemError("Certificates are checked proofs: there are none without the check.")
         self.instances = list(instances)
         self.configuration = {
             "task": "sweep",
             "stagecert": version("stagecert"),
+            "checked": check,
             "certificates": certificates,
             "seed": seed,
             "memory": memory,
@@ -132,6 +138,7 @@ class Sweep:
         self._work = Judging(
             {key: self.instances[place] for key, place in first.items()},
             {key: hashes[place] for key, place in first.items()},
+            check=check,
             certificates=certificates,
             seed=seed,
             memory=memory,
@@ -182,9 +189,11 @@ class Sweep:
                 yield Line(self._columns(place, key, one, row.data), row.seconds, times, size)
 
     def _columns(self, place: int, key: str, one: Instance, found: dict) -> dict[str, Any]:
-        there = {"accepted": "certificate", "rejected": "certificate"}.get(found["certificate"])
+        there = None
         if found["verdict"] == "sat":
             there = "counterexample"
+        elif found["certificate"] == "accepted" and self.configuration["certificates"]:
+            there = "certificate"
         held = {
             "index": place,
             "set": one.set,
@@ -210,7 +219,7 @@ class Sweep:
         sets: dict[str, dict[str, int]] = {
             one.set: {name: 0 for name in VERDICTS} for one in self.instances
         }
-        certificates = {name: 0 for name in ("accepted", "rejected", "missing")}
+        certificates: dict[str, int] = dict.fromkeys(CERTIFICATES, 0)
         done = wrong = 0
         for line in self.lines(store):
             done += 1
@@ -219,18 +228,14 @@ class Sweep:
             if line.data["certificate"] is not None:
                 certificates[line.data["certificate"]] += 1
         wanted = set(self.keys)
-        seconds = sum(
-            row.seconds + sum(Attached.unpacked(row.blob).times.values())
-            for row in store.rows(blobs=self.configuration["certificates"])
-            if row.key in wanted
-        )
+        seconds = sum(row.seconds for row in store.rows() if row.key in wanted)
         return Summary(
             instances=len(self.instances),
             done=done,
             sets=sets,
             wrong=wrong,
             known=sum(one.expected in ("sat", "unsat") for one in self.instances),
-            certificates=certificates if self.configuration["certificates"] else {},
+            certificates={name: count for name, count in certificates.items() if count},
             seconds=seconds,
             configuration=self.configuration,
         )
@@ -240,7 +245,7 @@ class Sweep:
         folder = store.folder
         assert folder is not None
         write_csv(folder / "results.csv", COLUMNS, (line.data for line in self.lines(store)))
-        names = ("index", "seconds", "writing", "checking")
+        names = ("index", "seconds", "proving", "checking")
         times = (
             {"index": line.data["index"], "seconds": round(line.seconds, 6)}
             | {name: _rounded(line.times.get(name)) for name in names[2:]}

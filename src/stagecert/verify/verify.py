@@ -1,4 +1,8 @@
-"""`verify`: whether a network has a property. Attacks first, then bounds of rising cost."""
+"""`verify`: whether a network has a property. Attacks first, then bounds of rising cost.
+
+What the search believes to be proven is no answer yet: "unsat" is said once the checker, which
+reads model and property with code of its own, has accepted the certificate (see `proving`).
+"""
 
 import time
 from collections.abc import Callable
@@ -11,16 +15,23 @@ import numpy as np
 
 from stagecert import networks, properties
 from stagecert.errors import ProblemError
-from stagecert.networks import Network
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
 from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
-from stagecert.verify import attack
-from stagecert.verify.models import opened
+from stagecert.verify import agreement, attack
+from stagecert.verify.models import OpenModel, opened
+from stagecert.verify.proving import (
+    Certified,
+    NotCovered,
+    OutOfTime,
+    Refutation,
+    Rejected,
+    certify,
+)
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
-from stagecert.verify.splitting import Splitter, Tree, rows_at_once
+from stagecert.verify.splitting import Splitter, rows_at_once
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
 
@@ -28,6 +39,8 @@ Answer = Literal["unsat", "sat", "unknown", "timeout"]
 BOXES = 1024
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
+# What is said of a property that the search has decided and the checker has not.
+_UNCHECKED = "Every case is refuted, but no proof is checked."
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +49,7 @@ class CaseBounds:
 
     Attributes:
         case: its number in `Property.cases`.
-        refuted: whether it is proven that no point belongs to the case.
+        refuted: whether the bounds of the search prove that no point belongs to the case.
         how: what refuted it: "ibp" (one pass back on intervals), "backward" (on intervals that
             passes back have tightened), "nonconvex", "optimised" or "splitting".
         row: the row that did, as an index into the case's output rows followed by the rows of its
@@ -59,37 +72,22 @@ class CaseBounds:
 
 
 @dataclass(frozen=True, eq=False)
-class Proof:
-    """What a certificate is made of: which row refutes which case on which box.
-
-    Attributes:
-        network: the network whose outputs the rows combine: that of the model, with the inputs as
-            further outputs if a row mentions them.
-        groups: the boxes with their cases and rows.
-        whole: for cases refuted on their whole box: {case: (group, row in the group, method,
-            intermediate bounds of the group or None)}.
-        tree: the cuts of the boxes and what is refuted on each, if boxes were split.
-    """
-
-    network: Network
-    groups: tuple[Group, ...]
-    whole: dict[int, tuple[int, int, str, tuple | None]]
-    tree: Tree | None
-
-
-@dataclass(frozen=True, eq=False)
 class Verdict:
     """The answer to "is there a counterexample?".
 
     Attributes:
-        answer: "unsat" (proven: there is none), "sat" (there is one, replayed in ONNX Runtime),
-            "unknown", or "timeout".
+        answer: "unsat" (proven: there is none; see `checked`), "sat" (there is one, replayed in
+            ONNX Runtime), "unknown", or "timeout".
         counterexample: for "sat".
         cases: what is known of each case.
         seconds: how long it took.
         reason: one sentence about an answer that decides nothing, or about how it was decided.
         boxes: how many boxes were bounded by splitting.
-        proof: what a certificate needs, for "unsat" if asked for.
+        certified: the certificate of "unsat", with what the checker said of it; None if the answer
+            is another one or was not to be checked.
+        objection: why the checker did not accept a proof that the search believes in: the answer
+            is then "unknown". `rejected` tells whether that is a fault of this program.
+        rejected: the checker understood the model, and did not accept the proof.
     """
 
     answer: Answer
@@ -98,7 +96,19 @@ class Verdict:
     seconds: float
     reason: str
     boxes: int = 0
-    proof: Proof | None = None
+    certified: Certified | None = None
+    objection: str | None = None
+    rejected: bool = False
+
+    @property
+    def checked(self) -> bool:
+        """Whether the checker has accepted a certificate of the answer, which is "unsat"."""
+        return self.certified is not None
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The certificate that the checker accepted: what its file holds."""
+        return None if self.certified is None else self.certified.certificate
 
     @property
     def decided(self) -> bool:
@@ -113,6 +123,9 @@ class Verdict:
             "reason": self.reason,
             "seconds": round(self.seconds, 3),
             "boxes": self.boxes,
+            "checked": self.checked,
+            "proving_seconds": self.certified and round(self.certified.proving, 3),
+            "checking_seconds": self.certified and round(self.certified.checking, 3),
             "counterexample": None
             if point is None
             else {
@@ -141,7 +154,7 @@ def verify(
     property,
     timeout: float | None = None,
     *,
-    proof: bool = False,
+    check: bool = True,
     seed: int = 0,
     memory: float = 1.0,
     progress: Callable[[str], None] | None = None,
@@ -153,8 +166,10 @@ def verify(
             `OpenModel`, which is read once for many properties.
         property: a VNN-LIB property: a path, its text, or what `properties.load` returned.
         timeout: seconds. Looked at between steps: a compilation or a pass over the network that is
-            under way is finished first. (The command line program also ends those.)
-        proof: keep what a certificate needs; see `Verdict.proof`.
+            under way is finished first. (The command line program also ends those.) The time of
+            the check counts.
+        check: say "unsat" only once the checker has accepted a certificate. Without, "unsat" rests
+            on the search and the importer alone.
         seed: for the starting points of the attack.
         memory: GiB that arrays may take.
         progress: called with a line of text now and then.
@@ -163,7 +178,7 @@ def verify(
         ProblemError: bad input, or a model or property of a kind that is not supported.
     """
     work = Verification(
-        model, property, timeout, proof=proof, seed=seed, memory=memory, progress=progress
+        model, property, timeout, check=check, seed=seed, memory=memory, progress=progress
     )
     return work.run()
 
@@ -198,7 +213,7 @@ class Verification:
         property,
         timeout: float | None = None,
         *,
-        proof: bool = False,
+        check: bool = True,
         seed: int = 0,
         memory: float = 1.0,
         progress: Callable[[str], None] | None = None,
@@ -207,7 +222,7 @@ class Verification:
             raise ProblemError(f"timeout must be a positive number of seconds, not {timeout!r}.")
         self.begin = time.monotonic()
         self.deadline = None if timeout is None else self.begin + timeout
-        self.keep, self.memory = proof, memory
+        self.check, self.memory = check, memory
         self.say = progress or (lambda _: None)
         self.draw = np.random.default_rng(seed)
         if not isinstance(property, properties.Property):
@@ -216,10 +231,14 @@ class Verification:
         self.model = model
         self.groups: tuple[Group, ...] = ()
         self.states: list[_State] = []
+        self.ready = False  # whether groups and states are there
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
         self.parts: Split | None = None
-        self.whole: dict[int, tuple[int, int, str, tuple | None]] = {}
+        self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
+        self.certified: Certified | None = None
+        self.objection: str | None = None
+        self.rejected = False
         self.reason = ""
         self._tried: dict[tuple[int, bytes], None] = {}
 
@@ -237,11 +256,36 @@ class Verification:
             )
             for group in self.groups
         ]
-        if not self.groups:
+        self.ready = True
+        if self.groups:
+            agreement.check(model, self.groups)
+            self.replay = Replay(model.session, self.property)
+            verdict = self._decide()
+        else:
             self.reason = "No input satisfies the assertions: there is nothing to verify."
-            return self.so_far("unsat")
-        self.replay = Replay(model.session, self.property)
-        return self._decide()
+            verdict = self.so_far("unknown")
+        if self.check and self.found is None and self._decided():
+            verdict = self._pass_the_gate(model)
+        return verdict
+
+    def _pass_the_gate(self, model: OpenModel) -> Verdict:
+        """The answer to a property all of whose cases are refuted: what the checker says."""
+        self.say("proving and checking")
+        tree = self.splitter.tree if self.splitter else None
+        found = Refutation(self.network, self.groups, self.rows, tree)
+        try:
+            self.certified = certify(
+                model, self.property, found, memory=self.memory, progress=self.say, stop=self._late
+            )
+        except OutOfTime:
+            return self.so_far("timeout", "Time is up.")
+        except NotCovered as error:
+            self.objection = str(error)
+            return self.so_far("unknown", f"The checker cannot follow: {error}.")
+        except Rejected as error:
+            self.objection, self.rejected = str(error), True
+            return self.so_far("unknown", f"The checker rejects the proof: {error}.")
+        return self.so_far()
 
     def so_far(self, answer: Answer | None = None, reason: str | None = None) -> Verdict:
         """What is known at this moment; `answer` stands unless the property is decided."""
@@ -249,8 +293,10 @@ class Verification:
         reason = self.reason if reason is None else reason
         if self.found is not None:
             answer, reason = "sat", "ONNX Runtime confirms the counterexample."
-        elif self.states and all(state.refuted.all() for state in self.states):
-            answer, reason = "unsat", "Every case is refuted."
+        elif self.certified is not None or (not self.check and self.ready and self._decided()):
+            answer, reason = "unsat", self.reason or "Every case is refuted."
+        elif self.ready and self._decided() and not self.rejected:
+            reason = f"{_UNCHECKED} {reason}"
         cases = []
         for group, state in zip(self.groups, self.states, strict=False):
             margins = group.margin(state.bounds)
@@ -274,10 +320,6 @@ class Verification:
                 )
         cases.sort(key=lambda one: one.case)
         boxes = self.splitter.seen if self.splitter else 0
-        proof = None
-        if self.keep and answer == "unsat" and self.groups:
-            tree = self.splitter.tree if self.splitter else None
-            proof = Proof(self.network, self.groups, dict(self.whole), tree)
         return Verdict(
             answer,
             self.found,
@@ -285,7 +327,9 @@ class Verification:
             time.monotonic() - self.begin,
             reason,
             boxes,
-            proof,
+            self.certified,
+            self.objection,
+            self.rejected,
         )
 
     def _rows_of(self, number: int):
@@ -317,6 +361,7 @@ class Verification:
         return self.so_far("unknown", self.reason or "All methods were tried.")
 
     def _decided(self) -> bool:
+        """Whether there is a counterexample, or the search has refuted every case."""
         return self.found is not None or all(state.refuted.all() for state in self.states)
 
     def _late(self) -> bool:
@@ -426,8 +471,7 @@ class Verification:
                     row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
                     state.how[c], state.row[c] = how, row
                     state.refuted[c] = True
-                    kept = tuple((low[k], high[k]) for low, high in found.arguments)
-                    self.whole[group.numbers[c]] = (g, row, how, kept if self.keep else None)
+                    self.rows[group.numbers[c]] = row
         if not self._decided() and how != "ibp":
             self._try_minimisers(found.points, chosen)
 
@@ -519,7 +563,7 @@ class Verification:
     def _split(self) -> None:
         open_cases = [~state.refuted for state in self.states]
         self.splitter = splitter = Splitter(
-            self.network, self.groups, open_cases, keep=self.keep, memory=self.memory
+            self.network, self.groups, open_cases, keep=self.check, memory=self.memory
         )
         number, next_descent = 0, 1
         while len(splitter.stack):
