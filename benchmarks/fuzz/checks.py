@@ -9,9 +9,11 @@
 """
 
 import collections
+import hashlib
 import random
 import re
 import tempfile
+import time
 import traceback
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Context, Decimal
@@ -26,12 +28,14 @@ from benchmarks.fuzz.exact import PRECISION, number, surely_greater
 from benchmarks.fuzz.graphs import Graph
 from benchmarks.fuzz.runtime import Runtime
 from stagecert import networks, properties
-from stagecert.errors import ProblemError
+from stagecert.errors import Disagreement, ProblemError
 from stagecert.rigor import check, checker
 from stagecert.rigor import graph as rigor_graph
 from stagecert.rigor.functions import Refused
 from stagecert.rigor.numbers import Arithmetic
 from stagecert.verify import certificates, verify
+from stagecert.verify.models import OpenModel
+from stagecert.verify.proving import NotCovered, OutOfTime, Rejected, certify
 
 ROWS = 6
 _LONGEST = 1500  # characters of a number in a property
@@ -59,6 +63,7 @@ class Findings:
     checker_refused: str = ""
     done: collections.Counter = field(default_factory=collections.Counter)
     violations: list[dict[str, str]] = field(default_factory=list)
+    example: Any = None  # a case with a counterexample that a wrong bound excludes
 
     def wrong(self, check: str, what: str) -> None:
         """Notes a violation."""
@@ -80,8 +85,8 @@ class Checks:
         if self._temporary:
             self._temporary.cleanup()
 
-    def run(self, graph: Graph, draw: random.Random) -> Findings:
-        """Everything that is checked of one graph."""
+    def run(self, graph: Graph, draw: random.Random, only: str = "") -> Findings:
+        """Everything that is checked of one graph, or `only` the importer or the checker."""
         found = Findings(graph.seen)
         rows = graph.rows(draw, ROWS)
         values = row_values(graph, rows)
@@ -90,6 +95,8 @@ class Checks:
             ("importer", lambda: self._importer(graph, rows, values, found, draw)),
             ("checker", lambda: self._checker(graph, rows, values, found, draw)),
         ):
+            if only not in ("", name):
+                continue
             try:
                 step()
             except Exception:
@@ -159,6 +166,7 @@ class Checks:
                     return
                 value = values[point, row]
                 if bound > -np.inf and surely_greater(number(bound), value):
+                    found.example = (int(box), rows[row], _ceiling(value))
                     found.wrong(
                         f"{method} bound",
                         f"box {box}, point {graph.points[point].tolist()}, row "
@@ -182,7 +190,11 @@ class Checks:
                  for point, box in enumerate(graph.of) for row in range(len(rows))
                  if point in (0, 1, 6)]  # fmt: skip
         wanted = properties.load(property_text(graph, cases))
-        judge = checker.Checker(program, wanted, exact)
+        try:
+            judge = checker.Checker(program, wanted, exact)
+        except Refused as error:
+            found.wrong("checker sizes", str(error))
+            return
         tasks = [
             checker.Task(n, 0, np.array(c.inputs.lower64, float), np.array(c.inputs.upper64, float),
                          (1.0,) * len(c.outputs))
@@ -229,7 +241,8 @@ class Checks:
                             f"{nearest(value)!r} at {x.tolist()}")  # fmt: skip
                 return
 
-    def _write(self, data: bytes, graph: Graph, cases) -> tuple[Path, Path]:
+    def files(self, data: bytes, graph: Graph, cases) -> tuple[Path, Path]:
+        """A model and a property on disk."""
         model, wanted = self.folder / "model.onnx", self.folder / "property.vnnlib"
         model.write_bytes(data)
         wanted.write_text(property_text(graph, cases))
@@ -237,7 +250,7 @@ class Checks:
 
     def _forge(self, graph, data, program, case, found: Findings, draw) -> None:
         """A certificate for a property with a counterexample, with some slopes."""
-        model, wanted = self._write(data, graph, [case])
+        model, wanted = self.files(data, graph, [case])
         slopes = []
         for index in program.activations:
             shape = program.nodes[program.nodes[index].arguments[0]].shape
@@ -246,9 +259,8 @@ class Checks:
                          for _ in range(2))  # fmt: skip
             slopes.append(pair if draw.random() < 0.7 else None)
         leaf = certificates.Leaf(np.ones(1), tuple(slopes))
-        proof = certificates.Proof(
-            data, wanted.read_bytes(), (certificates.CaseProof((None,), (leaf,)),)
-        )
+        digests = (hashlib.sha256(x).hexdigest() for x in (data, wanted.read_bytes()))
+        proof = certificates.Proof(*digests, (certificates.CaseProof((None,), (leaf,)),))
         certificates.write(self.folder / "forged.cert", proof)
         report = check(model, wanted, self.folder / "forged.cert")
         found.done["forged"] += 1
@@ -260,35 +272,43 @@ class Checks:
     def _prove(self, graph: Graph, data, cases, found: Findings, draw) -> None:
         """No proof of what is false; how often there is one of what is true by a margin."""
         false = draw.choice(cases)
-        model, wanted = self._write(data, graph, [false])
-        if self._certified(model, wanted):
+        model, wanted = self.files(data, graph, [false])
+        if self.certified(model, wanted):
             found.wrong("certificate", wanted.read_text())
         _, row, value = next(case for case in cases if case[0] == 0)
-        model, wanted = self._write(data, graph, [(0, row, value - abs(value) / 1000 - 1)])
+        model, wanted = self.files(data, graph, [(0, row, value - abs(value) / 1000 - 1)])
         found.done["true properties"] += 1
-        found.done["true properties proven"] += self._certified(model, wanted)
+        found.done["true properties proven"] += self.certified(model, wanted)
 
-    def _certified(self, model: Path, wanted: Path) -> bool:
+    def certified(self, model: Path, wanted: Path) -> bool:
+        """Whether a property is proven and the proof is accepted."""
+        end = time.monotonic() + 15
         try:
-            proof = certificates.proof_of(model, wanted)
-        except ProblemError:
+            certify(OpenModel(model), properties.load(wanted), stop=lambda: time.monotonic() > end)
+        except (NotCovered, Rejected, OutOfTime, ProblemError):
             return False
-        certificates.write(self.folder / "proof.cert", proof)
-        return check(model, wanted, self.folder / "proof.cert").accepted
+        return True
 
     def _verify(self, graph: Graph, rows, values, found: Findings, draw) -> None:
         point = draw.choice((0, 1, 6))
         row = draw.randrange(len(rows))
         case = (graph.of[point], rows[row], _ceiling(values[point, row]))
-        model, wanted = self._write(graph.model.SerializeToString(), graph, [case])
+        model, wanted = self.files(graph.model.SerializeToString(), graph, [case])
+        self.ask(model, wanted, found, checked=draw.random() < 0.5)
+
+    def ask(self, model: Path, wanted: Path, found: Findings, checked: bool) -> None:
+        """`verify` must not prove a property with a counterexample."""
         try:
-            verdict = verify(model, wanted.read_text(), timeout=15)
+            verdict = verify(model, wanted.read_text(), timeout=15, check=checked)
+        except Disagreement as error:
+            found.wrong("disagreement", str(error))
+            return
         except ProblemError:
             found.done["verify refused"] += 1
             return
         found.done[f"verify {verdict.answer}"] += 1
         if verdict.answer == "unsat":
-            found.wrong("verify", wanted.read_text())
+            found.wrong("verify" if checked else "verify unchecked", wanted.read_text())
 
 
 # -- numbers and texts -----------------------------------------------------------------------------

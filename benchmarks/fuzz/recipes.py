@@ -117,9 +117,17 @@ def _gemm(w: Writer) -> None:
         pair.append(w.floats(w.draw.choice(shapes)))
     for name in ("alpha", "beta"):
         if w.draw.random() < 0.5:
-            settings[name] = float(np.float32(w.draw.choice((0.5, 2.0, 0.1, -1.0, 0.0,
-                                                             w.palette.entry()))))  # fmt: skip
+            settings[name] = _attribute(w.draw.choice((0.5, 2.0, 0.1, -1.0, 0, w.palette.entry())))
     w.emit("Gemm", pair, **{k: v for k, v in settings.items() if v or k in ("alpha", "beta")})
+
+
+def _attribute(value: float) -> float:
+    """A number that an attribute can hold."""
+    with np.errstate(over="ignore"):
+        value = float(np.float32(value))
+    if not math.isfinite(value):
+        raise Skip("infinite")
+    return value
 
 
 def _batch_normalization(w: Writer) -> None:
@@ -441,7 +449,7 @@ def _pad(w: Writer) -> None:
     value = w.draw.random() < 0.6 and mode == "constant"
     if w.opset < 11:
         if value:
-            settings["value"] = float(np.float32(w.palette.entry()))
+            settings["value"] = _attribute(w.palette.entry())
         w.emit("Pad", [x], pads=widths, **settings)
         return
     if w.opset >= 18 and w.draw.random() < 0.3:
@@ -520,10 +528,7 @@ def _clip(w: Writer) -> None:
     kind = w.draw.randrange(4)
     low, high = None if kind == 1 else low, None if kind == 2 else high
     if w.opset < 11:
-        with np.errstate(over="ignore"):
-            ends = [None if e is None else float(np.float32(e)) for e in (low, high)]
-        if any(e is not None and not math.isfinite(e) for e in ends):
-            raise Skip("infinite")
+        ends = [None if e is None else _attribute(e) for e in (low, high)]
         w.emit("Clip", [x], min=ends[0], max=ends[1])
         return
     items = [x, "" if low is None else w.floats((), [low])]
