@@ -95,7 +95,8 @@ def _tensor(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _each(function: Callable[..., Number], *arrays) -> np.ndarray:
+def each(function: Callable[..., Number], *arrays) -> np.ndarray:
+    """A function of each entry."""
     return _tensor(np.frompyfunc(function, len(arrays), 1)(*arrays))
 
 
@@ -246,7 +247,7 @@ def _arithmetic(call: Call):
             first = first * other
         elif call.operator == "Div":
             divide = _quotient if is_float(other) else _whole_quotient
-            first = _each(divide, first, other)
+            first = each(divide, first, other)
             first = first if is_float(other) else first.astype(np.int64)
         else:
             first = first + other
@@ -261,7 +262,7 @@ def _extreme(call: Call):
         if not is_float(other):
             total = (np.maximum if call.operator == "Max" else np.minimum)(total, other)
         else:
-            total = _each(choose, total, other)
+            total = each(choose, total, other)
     return total
 
 
@@ -283,7 +284,7 @@ def _pow(call: Call):
         return ball(x) ** ball(y if isinstance(y, (fmpq, arb)) else fmpq(int(y)))
 
     x, y = call.items
-    return _each(power, x, y if is_float(y) else y.astype(object))
+    return each(power, x, y if is_float(y) else y.astype(object))
 
 
 @computes("MatMul")
@@ -307,7 +308,7 @@ def _batch_normalization(call: Call):
     x, epsilon = call.items[0], call.real("epsilon")
     shape = (1, -1, *(1 for _ in x.shape[2:]))
     scale, bias, mean, variance = (w.reshape(shape) for w in call.items[1:])
-    return (x - mean) / _each(_root, variance + epsilon) * scale + bias
+    return (x - mean) / each(_root, variance + epsilon) * scale + bias
 
 
 def _root(x):
@@ -336,11 +337,13 @@ def _softplus(x):
     return larger(x, fmpq(0)) + ball(_exp(-abs(x))).log1p()
 
 
-def _below(x):
+def below(x):
+    """min(x, 0)."""
     return smaller(x, fmpq(0))
 
 
-def _above(x):
+def above(x):
+    """max(x, 0)."""
     return larger(x, fmpq(0))
 
 
@@ -348,17 +351,23 @@ def _unit(x):
     return smaller(larger(x, fmpq(0)), fmpq(1))
 
 
-def _gelu_tanh(x):
-    slope = ball(fmpq(2)) / arb.pi()
-    return x * (1 + (slope.sqrt() * (x + fmpq(44715, 10**6) * x * x * x)).tanh()) / 2
+def gelu(x):
+    """x times the distribution function of the normal distribution."""
+    return x * (1 + (ball(fmpq(1, 2)).sqrt() * x).erf()) / 2
 
 
-_CURVES: dict[str, Callable[..., Number]] = {
-    "Relu": _above,
-    "LeakyRelu": lambda x, alpha: _above(x) + alpha * _below(x),
-    "Elu": lambda x, alpha: _above(x) + alpha * (_exp(_below(x)) - 1),
-    "Selu": lambda x, alpha, gamma: gamma * (_above(x) + alpha * (_exp(_below(x)) - 1)),
-    "Celu": lambda x, alpha: _above(x) + _below(alpha * (_exp(_quotient(x, alpha)) - 1)),
+def gelu_tanh(x, cube=fmpq(44715, 10**6)):  # noqa: B008
+    """The approximation of gelu by tanh."""
+    slope = (ball(fmpq(2)) / arb.pi()).sqrt()
+    return x * (1 + (slope * (x + cube * x * x * x)).tanh()) / 2
+
+
+CURVES: dict[str, Callable[..., Number]] = {
+    "Relu": above,
+    "LeakyRelu": lambda x, alpha: above(x) + alpha * below(x),
+    "Elu": lambda x, alpha: above(x) + alpha * (_exp(below(x)) - 1),
+    "Selu": lambda x, alpha, gamma: gamma * (above(x) + alpha * (_exp(below(x)) - 1)),
+    "Celu": lambda x, alpha: above(x) + below(alpha * (_exp(_quotient(x, alpha)) - 1)),
     "Softplus": _softplus,
     "Sigmoid": _sigmoid,
     "Tanh": lambda x: ball(x).tanh(),
@@ -378,30 +387,27 @@ _CURVES: dict[str, Callable[..., Number]] = {
 }
 
 
-@computes(*_CURVES)
+@computes(*CURVES)
 def _curve(call: Call):
-    function = _CURVES[call.operator]
+    function = CURVES[call.operator]
     settings = {n: number(v) for n, v in call.attributes.items() if isinstance(v, float)}
     x = call.items[0]
     if not is_float(x):
         if call.operator != "Abs":
             raise Vague("integers")
         return np.abs(x)
-    return _each(lambda entry: function(entry, **settings), x)
+    return each(lambda entry: function(entry, **settings), x)
 
 
 @computes("Gelu")
 def _gelu(call: Call):
-    if call.get("approximate") == b"tanh":
-        return _each(_gelu_tanh, call.items[0])
-    half = ball(fmpq(1, 2)).sqrt()
-    return _each(lambda x: x * (1 + (half * x).erf()) / 2, call.items[0])
+    return each(gelu_tanh if call.get("approximate") == b"tanh" else gelu, call.items[0])
 
 
 @computes("PRelu")
 def _prelu(call: Call):
     x, slope = call.items
-    return _each(lambda a, s: _above(a) + s * _below(a), x, slope)
+    return each(lambda a, s: above(a) + s * below(a), x, slope)
 
 
 @computes("Clip")
@@ -416,8 +422,8 @@ def _clip(call: Call):
         low, high = call.item(1), call.item(2)
     if low is not None and low.size != 1 or high is not None and high.size != 1:
         raise Vague("bounds must be single numbers")
-    x = x if low is None else _each(larger, x, low.reshape(()))
-    return x if high is None else _each(smaller, x, high.reshape(()))
+    x = x if low is None else each(larger, x, low.reshape(()))
+    return x if high is None else each(smaller, x, high.reshape(()))
 
 
 # -- constants and types ---------------------------------------------------------------------------
@@ -499,7 +505,7 @@ def _steps(call: Call):
         "Ceil": lambda e: fmpq(e.ceil()),
         "Sign": lambda e: fmpq(int(e > 0) - int(e < 0)),
     }
-    return _each(functions[call.operator], x)
+    return each(functions[call.operator], x)
 
 
 # Those register their operators as well.

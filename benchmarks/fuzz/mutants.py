@@ -315,9 +315,9 @@ def _too_tight(original):
     return improve
 
 
-def _low_offset(original):
+def _close_line(original):
     def offset(self, low, high, slope, side):
-        return original(self, low, high, slope, side) + side * 1e-9
+        return original(self, low, high, slope, side) + side * 1e-3 * (high - low)
 
     return offset
 
@@ -357,9 +357,9 @@ def _common() -> list[Mutant]:
         ("intervals are tightened too far", ("Relu", "MatMul"),
          _patched(bounds.Facts, "improve", _too_tight)),
         ("lines on smooth curves are too close", ("Sigmoid", "Tanh", "Exp"),
-         _patched(functions.Smooth, "offset", _low_offset)),
+         _patched(functions.Smooth, "offset", _close_line)),
         ("lines on kinked curves are too close", ("Relu", "LeakyRelu", "Clip"),
-         _patched(functions.Piecewise, "offset", _low_offset)),
+         _patched(functions.Piecewise, "offset", _close_line)),
         ("a maximum is at least its largest upper end", ("MaxPool", "ReduceMax", "Max"),
          _patched(functions.Maximum, "image", lambda _: _largest_low)),
         ("rounding is not charged", ("cancelling_products", "cancelling_sum", "MatMul"),
