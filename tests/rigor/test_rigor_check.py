@@ -145,7 +145,7 @@ def _tree(files, cuts):
     tree = Tree(group=[0] * 5, children={0: 1, 2: 3}, axis=dict(cuts),
                 cut={0: float(0.5 * (low + high)[cuts[0]]), 2: float(high[cuts[2]])})  # fmt: skip
     for c in range(len(groups[0].numbers)):
-        row = int(np.flatnonzero(groups[0].members[c])[0])
+        row = int(groups[0].places[c].min())
         tree.closed += [(node, c, row, 0.0) for node in (1, 3, 4)]
     return Refutation(network, groups, tree=tree)
 

@@ -224,3 +224,90 @@ def test_bad_options(folder):
     assert done.returncode == 2
     assert done.stdout == "unsat\n"
     assert "cannot be written" in done.stderr
+
+
+def planted(work: str) -> list[str]:
+    """The program with other work to do, which runs in the place of the verification."""
+    script = f"""
+import os, sys
+from stagecert.verify import Verification
+def run(self):
+    print("working", file=sys.stderr, flush=True)
+    {work}
+Verification.run = run
+from stagecert.cli import main
+main()
+"""
+    return [sys.executable, "-c", script, "verify"]
+
+
+# Minutes in C without releasing Python's lock, as in some parts of XLA's compiler.
+HOLDS_THE_LOCK = "3 ** 10**9"
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks on Linux only")
+
+
+@linux
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_the_time_limit_holds_though_no_thread_can_run(folder, more):
+    """On a GPU, 25 seconds became 47 while a program was compiled."""
+    result = folder / "held.txt"
+    command = [*planted(HOLDS_THE_LOCK), str(folder / "model.onnx"), str(folder / "holds.vnnlib"),
+               "--timeout", "6", "--result", str(result), *more]  # fmt: skip
+    begin = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(folder), timeout=60, check=False
+    )
+    assert time.monotonic() - begin < 8
+    assert done.returncode == 10
+    assert "working" in done.stderr
+    assert "Time is up" in done.stderr
+    answer = json.loads(done.stdout)["answer"] if more else done.stdout.strip()
+    assert answer == "timeout"
+    assert result.read_text() == "timeout\n"
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_work_that_is_killed_leaves_an_answer(folder, number):
+    result = folder / "killed.txt"
+    work = f"os.kill(os.getpid(), {int(number)})"
+    command = [*planted(work), str(folder / "model.onnx"), str(folder / "holds.vnnlib"),
+               "--result", str(result)]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(folder), timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "unknown\n")
+    assert f"ended with the signal {number.name}" in done.stderr
+    assert result.read_text() == "unknown\n"
+
+
+@linux
+def test_signals_end_work_that_no_thread_can_interrupt(folder):
+    command = [*planted(HOLDS_THE_LOCK), str(folder / "model.onnx"), str(folder / "holds.vnnlib")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder)
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip() == "working":
+            break
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert time.monotonic() - begin < 7
+    assert (process.returncode, out) == (10, "unknown\n")
+    assert "Interrupted" in err
+
+
+@linux
+def test_an_answer_on_its_way_is_not_overtaken(folder):
+    """The child has the answer, but its reader is slow: the deadline is no reason to kill it."""
+    command = [*planted("raise ValueError('y' * 300_000)"), str(folder / "model.onnx"),
+               str(folder / "holds.vnnlib"), "--timeout", "5"]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder)
+    )
+    time.sleep(8)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (3, "unknown\n")
+    assert len(err) > 300_000

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 # Exit statuses that commands have in common.
@@ -44,6 +45,8 @@ class Ending:
     def __init__(self):
         # Whoever has the right may still fail: another claim by the same thread does not wait.
         self._once = threading.RLock()
+        # Tells a process that waits for this one; see `stagecert.cli.guard`.
+        self.tell: Callable[[bytes], None] = lambda what: None
 
     def claim(self) -> None:
         """Takes the right to end the process; a thread that comes later waits for that end."""
@@ -56,6 +59,10 @@ class Ending:
 
     def interrupted(self) -> None:
         """Ends the process when the user wants no more."""
+        raise NotImplementedError
+
+    def lost(self, answer: str, reason: str, code: int | None = None) -> NoReturn:
+        """Ends the process that waited for another one, which gave no answer."""
         raise NotImplementedError
 
 

@@ -5,11 +5,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
+from stagecert.cli.guard import ANSWERING, UNLIMITED, guard
 from stagecert.errors import Disagreement, ProblemError
 from stagecert.files import write_whole
 
@@ -34,6 +35,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer only.")] = False,
     seed: Annotated[int, typer.Option(help="For the starting points of the attack.")] = 0,
+    memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
 ) -> None:
     """Proves that no input violates a property, or finds one that does.
 
@@ -52,7 +54,9 @@ def verify(
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
     if certificate is not None and unchecked:
         outcome.fail("A certificate is a checked proof: --unchecked makes none.", BAD_INPUT)
-    watcher = Watcher(None if timeout is None else begin + timeout, outcome)
+    deadline = None if timeout is None else begin + timeout
+    guard(deadline, outcome)
+    watcher = Watcher(deadline, outcome)
     watcher.start()
     try:
         from stagecert.verify.verify import Verification
@@ -64,6 +68,7 @@ def verify(
             None if timeout is None else max(timeout - (time.monotonic() - begin), 1e-3),
             check=not unchecked,
             seed=seed,
+            memory=memory,
             progress=None if quiet else outcome.progress(),
         )
         outcome.work = work
@@ -71,6 +76,7 @@ def verify(
         if certificate is not None and verdict.certificate is not None:
             # The property is decided: time no longer matters, but signals do.
             watcher.deadline = None
+            outcome.tell(UNLIMITED)
             outcome.missing = _written(certificate, verdict.certificate)
     except Disagreement as error:
         outcome.fail(str(error), FAILED)
@@ -166,10 +172,18 @@ class _Outcome(Ending):
     def claim(self) -> None:
         """Also wipes the line of progress."""
         super().claim()
+        self.tell(ANSWERING)
         if self._drawn:
             sys.stderr.write("\r\x1b[K")
 
-    def _end(self, code: int, text: str) -> None:
+    def lost(self, answer: str, reason: str, code: int | None = None) -> NoReturn:
+        """The answer where the process that did the work has none; see `stagecert.cli.guard`."""
+        say(reason)
+        said = json.dumps({"answer": answer, "reason": reason}) if self.as_json else answer
+        say(said, to_stdout=True)
+        self._end(UNDECIDED if code is None else code, answer)
+
+    def _end(self, code: int, text: str) -> NoReturn:
         if self.result is not None:
             try:
                 write_whole(self.result, text + "\n")

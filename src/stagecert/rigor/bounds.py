@@ -11,6 +11,7 @@ computed cotangent W^T g is off by at most n eps |W|^T |g|, which is n eps |g| .
 objective; |W| |x| is bounded once in the forward pass (`sizes`).
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from stagecert.rigor.numbers import LARGEST, Arithmetic
 
 # A computed slip is a sum of up to billions of terms: it may itself be rounded by less than this.
 _GENEROUS = 1 + 1e-6
+_MANY_ROWS = 64
 _ENTRIES_AT_ONCE = 2**16  # of a cotangent with many rows: more fall out of the caches
 
 Lines = tuple[Any, Any, Any, Any]  # low_slope, low_offset, high_slope, high_offset
@@ -49,18 +51,22 @@ class Facts:
         self.boxes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lines: dict[int, Lines] = {}
         self.inputs = low, high
+        self._magnitudes: dict[int, Any] = {}
         self._used = 0
 
-    def derive(self, tighter: Callable[["Facts", int, int], None] | None = None) -> "Facts":
+    def derive(
+        self, tighter: Callable[["Facts", int, int], None] | None = None, passes: bool = True
+    ) -> "Facts":
         """Goes through the network.
 
-        Arguments of activations get tighter by a pass back, and then by `tighter`, which is called
-        with the facts, the activation and its argument.
+        Arguments of activations get tighter by a pass back (unless `passes` is False), and then by
+        `tighter`, which is called with the facts, the activation and its argument.
         """
         for index, node in enumerate(self.program.nodes):
             size = None
             if isinstance(node.operation, Activation):
-                self._tighten(node.operation, node.arguments[0])
+                if passes:
+                    self._tighten(node.operation, node.arguments[0])
                 if tighter is not None:
                     tighter(self, index, node.arguments[0])
                 low, high = self._activation(node.operation, index, node.arguments[0])
@@ -85,10 +91,13 @@ class Facts:
 
     def magnitude(self, index: int) -> Any:
         """The largest absolute value of every entry."""
-        return np.maximum(np.abs(self.low[index]), np.abs(self.high[index]))
+        if index not in self._magnitudes:
+            found = np.maximum(np.abs(self.low[index]), np.abs(self.high[index]))
+            self._magnitudes[index] = found
+        return self._magnitudes[index]
 
     def line(self, index: int, of: Any, low_slope, high_slope) -> Lines:
-        """The lines of an activation with given slopes, for the boxes `of`."""
+        """The lines of an activation with given slopes, for the boxes `of`: as many, or one."""
         function = self.program.nodes[index].operation
         assert isinstance(function, Activation)
         low, high = (x[of] for x in self.boxes[index])
@@ -154,6 +163,7 @@ class Facts:
         flat = ends[index].reshape(len(ends[index]), -1)
         best = np.maximum(sign * flat[of, entry], found)
         flat[of, entry] = sign * best
+        self._magnitudes.pop(index, None)
 
     def _activation(self, function: Activation, index: int, argument: int):
         real = self.arithmetic
@@ -173,9 +183,13 @@ def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -
     """
     widest = max(int(np.prod(node.shape)) for node in facts.program.nodes)
     at_once = max(_ENTRIES_AT_ONCE // widest, 1)
+    # Where there are many rows of a box, it is taken by itself: its arrays need no copies.
+    ends = [*(np.flatnonzero(np.diff(of)) + 1), len(of)]
+    ends = [len(of)] if len(of) < _MANY_ROWS * len(ends) else ends
+    slices = [slice(k, min(k + at_once, end)) for begin, end in itertools.pairwise([0, *ends])
+              for k in range(begin, end, at_once)]  # fmt: skip
     parts = []
-    for begin in range(0, len(of), at_once):
-        some = slice(begin, begin + at_once)
+    for some in slices:
         given = {k: tuple(x[some] for x in line) for k, line in lines.items()}
         parts.append(_Pass(facts, of[some], start(some), given).bounds())
     return np.concatenate(parts)
@@ -187,6 +201,8 @@ class _Pass:
         self.lines, self.cotangents = lines, dict(start)
         zero = self.real.array(np.zeros(len(of)))
         self.total, self.slip, self.size, self.added = zero, zero, zero, 0
+        # Which boxes the rows are on; one box stands for all rows if it is the only one.
+        self.boxes = of if np.any(of != of[0]) else slice(int(of[0]), int(of[0]) + 1)
 
     def _inner(self, one, other) -> Any:
         """The inner product of every row of one array with that of another, or with one array."""
@@ -197,7 +213,7 @@ class _Pass:
         return (one * other).sum(axis=1) if self.real.exact else np.einsum("ij,ij->i", one, other)
 
     def _underflows(self, terms: int, index: int) -> None:
-        self.slip = self.slip + self.real.tiny(terms) * (self.facts.totals[index][self.of] + 1)
+        self.slip = self.slip + self.real.tiny(terms) * (self.facts.totals[index][self.boxes] + 1)
 
     def _add(self, g, constant, magnitude) -> None:
         """g . constant goes to the total."""
@@ -213,7 +229,7 @@ class _Pass:
         if index in self.cotangents:
             old = self.cotangents[index]
             if not self.real.exact:
-                magnitude = self.facts.magnitude(index)[self.of]
+                magnitude = self.facts.magnitude(index)[self.boxes]
                 size = self._inner(np.abs(old) + np.abs(g), magnitude)
                 self.slip = self.slip + self.real.slip(1, 0) * size
                 self._underflows(1, index)
@@ -227,8 +243,8 @@ class _Pass:
                 continue
             g, node = self.cotangents.pop(index), nodes[index]
             if node.operation is None:
-                ends = np.where(g > 0, facts.low[index][self.of], facts.high[index][self.of])
-                self._add(g, ends, facts.magnitude(index)[self.of])
+                ends = np.where(g > 0, facts.low[index][self.boxes], facts.high[index][self.boxes])
+                self._add(g, ends, facts.magnitude(index)[self.boxes])
             elif isinstance(node.operation, Shift):
                 constant = node.operation.constant
                 self._add(g, constant, np.abs(constant))
@@ -246,7 +262,7 @@ class _Pass:
         return np.nextafter(self.total - self.slip * _GENEROUS, -np.inf)
 
     def _activation(self, index: int, argument: int, g) -> None:
-        line = self.lines.get(index) or [x[self.of] for x in self.facts.lines[index]]
+        line = self.lines.get(index) or [x[self.boxes] for x in self.facts.lines[index]]
         low_slope, low_offset, high_slope, high_offset = line
         up = g > 0
         self._add(g, chosen := np.where(up, low_offset, high_offset), np.abs(chosen))
@@ -254,7 +270,7 @@ class _Pass:
             g, up = g[..., None], up[..., None]
         back = g * np.where(up, low_slope, high_slope)
         if not self.real.exact:
-            size = self._inner(np.abs(back), self.facts.magnitude(argument)[self.of])
+            size = self._inner(np.abs(back), self.facts.magnitude(argument)[self.boxes])
             self.slip = self.slip + self.real.slip(1, 0) * size
             self._underflows(2, argument)
         self._send(argument, back)
@@ -263,7 +279,7 @@ class _Pass:
         operation, nodes = node.operation, self.facts.program.nodes
         rate = self.real.slip(operation.back_terms, operation.loose)
         if rate:
-            size = self.facts.sizes[index][self.of]
+            size = self.facts.sizes[index][self.boxes]
             self.slip = self.slip + rate * self._inner(np.abs(g), size)
         shapes = [nodes[k].shape for k in node.arguments]
         for k, back in zip(node.arguments, operation.transposed(g, shapes), strict=True):

@@ -17,8 +17,15 @@ from stagecert.rigor.numbers import LARGEST
 FORMAT = "stagecert certificate"
 VERSION = 1
 SLOPES = ("<f2", "<f4", "<f8")
-_LARGEST_HEADER = 2**24
+
+# Limits, in bytes unless it says otherwise; see docs/certificates.md.
+_LARGEST_FILE = 2**30
+_LARGEST_HEADER = 2**22
 _LARGEST_ARRAY = 2**26
+_LARGEST_TOTAL = 2**30  # of all members, unpacked
+_MOST_MEMBERS = 2**16
+_MOST_LEAVES = 2**20
+_MOST_MULTIPLIERS = 2**24
 
 Slopes = tuple[str | None, str | None]  # names of the arrays below and above; None: default
 
@@ -69,37 +76,91 @@ class Case:
 
 
 class Certificate:
-    """An open certificate for a model with a number of activations."""
+    """An open certificate."""
 
-    def __init__(self, path: Path | BinaryIO):
+    def __init__(self, source: Path | str | bytes | BinaryIO):
+        """Opens a file, or what is in one.
+
+        Raises:
+            ProblemError: it is no certificate.
+            Refused: it is one, but damaged or beyond the format's limits.
+        """
+        if isinstance(source, (str, Path)):
+            self._name_of, file = str(source), Path(source)
+        else:
+            self._name_of = "the certificate"
+            file = io.BytesIO(source) if isinstance(source, bytes) else source
         try:
-            self._zip = zipfile.ZipFile(path)
-            names = self._zip.namelist()
-            if self._zip.getinfo("header.json").file_size > _LARGEST_HEADER:
-                raise ProblemError(f"{path}: the header is too large.")
-            self._header = json.loads(self._zip.read("header.json"), object_pairs_hook=_unique)
+            size = file.stat().st_size if isinstance(file, Path) else file.seek(0, io.SEEK_END)
+            if size > _LARGEST_FILE:
+                raise Refused(f"the certificate is larger than {_LARGEST_FILE} bytes")
+            self._zip = self._opened(file)
         except OSError as error:
-            raise ProblemError(f"{path}: cannot be read: {error.strerror or error}.") from None
-        except ProblemError:
-            raise
-        except Exception as error:  # damaged files are damaged in many ways
-            raise ProblemError(f"{path}: is no certificate: {str(error)[:200]}.") from None
-        header = self._header
+            raise ProblemError(
+                f"{self._name_of}: cannot be read: {error.strerror or error}."
+            ) from None
+        self._header = header = self._read_header()
         if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise ProblemError(f"{path}: is no stagecert certificate.")
+            raise self._none(f"header.json does not have the format '{FORMAT}'")
         if type(header.get("version")) is not int or header["version"] != VERSION:
-            raise ProblemError(f"{path}: has a version other than {VERSION}.")
-        self._members, self._used = set(names), {"header.json"}
-        if len(names) != len(self._members):
+            raise ProblemError(f"{self._name_of}: has a version other than {VERSION}.")
+        members = self._zip.infolist()
+        self._members, self._used = {info.filename for info in members}, {"header.json"}
+        if len(members) != len(self._members):
             raise Refused("the certificate has two members of one name")
+        if len(members) > _MOST_MEMBERS:
+            raise Refused(f"the certificate has {len(members)} members, more than {_MOST_MEMBERS}")
+        if sum(info.file_size for info in members) > _LARGEST_TOTAL:
+            raise Refused(f"the certificate has more than {_LARGEST_TOTAL} bytes when unpacked")
         _keys(header, "format version stagecert model_sha256 property_sha256 cases")
         self.model, self.property = header["model_sha256"], header["property_sha256"]
+
+    def _none(self, why: str) -> ProblemError:
+        return ProblemError(f"{self._name_of}: is no stagecert certificate: {why}.")
+
+    def _opened(self, file: Path | BinaryIO) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(file)
+        except OSError:
+            raise
+        except Exception as error:
+            if isinstance(file, Path):
+                with file.open("rb") as opened:
+                    start = opened.read(512)
+            else:
+                file.seek(0)
+                start = file.read(512)
+            raise self._none(f"{_kind_of(start)} ({str(error)[:200]})") from None
+
+    def _read_header(self) -> Any:
+        try:
+            info = self._zip.getinfo("header.json")
+        except KeyError:
+            raise self._none("the zip file has no member header.json") from None
+        if info.file_size > _LARGEST_HEADER:
+            raise Refused(f"the header is larger than {_LARGEST_HEADER} bytes")
+        try:
+            return json.loads(self._unpacked(info), object_pairs_hook=_unique)
+        except Exception as error:  # damaged files are damaged in many ways
+            raise self._none(f"header.json cannot be read: {str(error)[:200]}") from None
+
+    def _unpacked(self, info: zipfile.ZipInfo) -> bytes:
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError("it is packed neither by deflate nor not at all")
+        return self._zip.read(info)
 
     def cases(self, activations: int, rows: list[int]) -> list[Case]:
         """All cases, for a model with so many activations and cases with so many rows."""
         given = _list(self._header["cases"], len(rows), "cases")
-        found = [self._case(case, activations, count)
-                 for case, count in zip(given, rows, strict=True)]  # fmt: skip
+        found, leaves, multipliers = [], 0, 0
+        for case, count in zip(given, rows, strict=True):
+            found.append(self._case(case, activations, count))
+            leaves += len(found[-1].multipliers)
+            multipliers += found[-1].multipliers.size
+            if leaves > _MOST_LEAVES or multipliers > _MOST_MULTIPLIERS:
+                raise Refused(
+                    f"there are more than {_MOST_LEAVES} leaves or {_MOST_MULTIPLIERS} multipliers"
+                )
         if self._used != self._members:
             extra = sorted(self._members - self._used)
             raise Refused(f"the certificate has members that nothing refers to: {extra[:3]}")
@@ -110,8 +171,8 @@ class Certificate:
         try:
             info = self._zip.getinfo(f"{name}.npy")
             if info.file_size > _LARGEST_ARRAY:
-                raise ValueError("it is too large")
-            data = io.BytesIO(self._zip.read(info))
+                raise ValueError(f"it is larger than {_LARGEST_ARRAY} bytes")
+            data = io.BytesIO(self._unpacked(info))
             if np.lib.format.read_magic(data) != (1, 0):
                 raise ValueError("it has another version of NumPy's format")
             length, fortran, dtype = np.lib.format.read_array_header_1_0(data)
@@ -150,6 +211,8 @@ class Certificate:
         axes = self.array(self._name(case["axes"]), ("<i4",), (None,))
         cuts = self.array(self._name(case["cuts"]), ("<f8",), axes.shape)
         shape = (int(np.sum(axes == -1)), rows)
+        if len(axes) != 2 * shape[0] - 1:
+            raise Refused("a tree does not have one split less than leaves")
         multipliers = self.array(self._name(case["multipliers"]), ("<f8",), shape)
         leaves: dict[int, Leaf] = {}
         for leaf in _list(case["leaves"], None, "leaves"):
@@ -178,6 +241,19 @@ class Certificate:
             self._name(item["entries"]), self._name(item["sides"]),
             self._slopes(item["slopes"], before),
         )  # fmt: skip
+
+
+def _kind_of(start: bytes) -> str:
+    """What a file that is no zip file begins like."""
+    if not start:
+        return "the file is empty"
+    for magic, kind in ((b"\x1f\x8b", "a gzip file"), (b"PK", "a damaged zip file")):
+        if start.startswith(magic):
+            return f"it is {kind}"
+    if b"(declare-" in start or b"(assert" in start:
+        return "it is a VNN-LIB property"
+    printable = all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in start)
+    return "it is a text file" if printable else "it is no zip file"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Checks a certificate against a model and a property, trusting neither it nor what made it."""
 
-import gzip
 import hashlib
-import zlib
-from collections.abc import Callable, Iterator
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -15,14 +16,19 @@ from stagecert import properties
 from stagecert.errors import ProblemError
 from stagecert.rigor import graph, operators  # noqa: F401  (operators registers itself)
 from stagecert.rigor.bounds import Facts, Lines, lower_bounds
-from stagecert.rigor.certificate import Case, Certificate, Leaf, Slopes
+from stagecert.rigor.certificate import Case, Certificate, Leaf, Rows, Slopes
+from stagecert.rigor.external import contents, model_contents
 from stagecert.rigor.functions import Activation, Refused
 from stagecert.rigor.numbers import EPS, Arithmetic
 
-_LARGEST_FILE = 2**31
-_MOST_NUMBERS = 2**26  # in the boxes of all leaves; a leaf counts as 64 at least
-_NUMBERS_AT_ONCE = 2**22  # in the intervals of some leaves
+_NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some of them
+_ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
+_WORK_AT_ONCE = 2**26  # entries of cotangents, so that who waits hears something now and then
 _MOST_BOXES = 512
+_MOST_REMEMBERED = 2**17  # bounds
+_MOST_OBJECTIVES = 10_000
+_LARGE = 1000  # entries of activations: then intervals without passes back are tried first
+_TRIES = 8  # on so many boxes at least, and as long as a quarter of them is refuted
 
 
 @dataclass(frozen=True)
@@ -60,39 +66,28 @@ def check(
     Raises:
         ProblemError: one of the files cannot be read at all.
     """
-    model, text = contents(model_path), contents(property_path)
+    model, text = model_contents(model_path), contents(property_path)
     wanted = properties.load(text)
     try:
         certificate = Certificate(Path(certificate_path))
-        for data, digest, what in (
-            (model, certificate.model, "model"),
-            (text, certificate.property, "property"),
-        ):
-            if hashlib.sha256(data).hexdigest() != digest:
-                raise Refused(f"the certificate is for another {what}")
+        if model.digest != certificate.model:
+            raise Refused("the certificate is for another model")
+        if hashlib.sha256(text).hexdigest() != certificate.property:
+            raise Refused("the certificate is for another property")
         with np.errstate(all="ignore"):
-            checker = Checker(graph.read(model, Arithmetic(exact)), wanted, exact)
-        return checker.accepts(certificate, progress)
+            program = graph.read(model.data, Arithmetic(exact), model.files)
+            checker = Checker(program, wanted, exact)
     except Refused as error:
         return Report(False, (str(error),))
     except ProblemError:
         raise
     except Exception as error:  # a damaged model can be wrong in any way: it is never accepted
-        return Report(False, (f"cannot be followed: {type(error).__name__}: {error}",))
+        return Report(False, (_unexpected(error),))
+    return checker.accepts(certificate, progress)
 
 
-def contents(path) -> bytes:
-    """A file's contents, unpacked if it is gzipped."""
-    try:
-        data = Path(path).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            with gzip.open(path) as file:
-                data = file.read(_LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProblemError(f"{path}: cannot be read: {error}.") from None
-    if len(data) > _LARGEST_FILE:
-        raise ProblemError(f"{path}: larger than 2 GiB.")
-    return data
+def _unexpected(error: Exception) -> str:
+    return f"cannot be followed: {type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +120,14 @@ class Checker:
     def __init__(self, program: graph.Program, wanted: properties.Property, exact: bool = False):
         self.program, self.wanted, self.real = program, wanted, Arithmetic(exact)
         self.activations = program.activations
-        self._objectives: dict[tuple, _Objective] = {}
-        self._numbers = 0
+        self._objectives: OrderedDict[tuple, _Objective] = OrderedDict()
+        self._remembered: OrderedDict[bytes, Any] = OrderedDict()
+        self._tried = self._easy = 0  # boxes
+        numbers = sum(math.prod(node.shape) for node in program.nodes)
+        entries = sum(math.prod(self._shape(k)) for k in self.activations)
+        self._large = entries >= _LARGE and not exact
+        most = min(_NUMBERS_AT_ONCE // numbers, _WORK_AT_ONCE // (numbers * max(entries, 1)))
+        self._boxes_at_once = min(max(most, 1), _MOST_BOXES)
         sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
         outputs = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)
         if len(wanted.networks) != 1:
@@ -143,99 +144,186 @@ class Checker:
     def accepts(
         self, certificate: Certificate, progress: Callable[[int, int], None] | None = None
     ) -> Report:
-        """Whether a certificate, whatever files it is for, refutes every case."""
+        """Whether a certificate refutes all cases; that it is for this model was checked before.
+
+        Args:
+            certificate: an open certificate.
+            progress: is called with how many leaves are finished, and how many there are. What it
+                raises ends the check and is passed on.
+        """
         bounds: list[np.ndarray] = []
         reasons: tuple[str, ...] = ()
+        finished, tell = 0, progress or (lambda *_: None)
         try:
             with np.errstate(all="ignore"):
-                self._accept(certificate, bounds, progress)
+                rows = [len(case.outputs) + len(case.input_rows) for case in self.wanted.cases]
+                cases = certificate.cases(len(self.activations), rows)
+                bounds += [np.full(len(case.multipliers), np.nan) for case in cases]
+                every = (task for n, case in enumerate(cases) for task in self.tasks(n, case))
+                for some, found in self.bounds(certificate, every):
+                    for task, bound in zip(some, found, strict=True):
+                        if not self.refutes(task, bound):
+                            raise Refused(
+                                f"case {task.case + 1}, leaf {task.number + 1}: the bound is "
+                                f"{float(_number(bound)):g}, which refutes nothing"
+                            )
+                        bounds[task.case][task.number] = float(_number(bound))
+                    finished += len(some)
+                    try:
+                        tell(finished, sum(map(len, bounds)))
+                    except Exception as error:
+                        raise _Ended(error) from None
+                if any(np.isnan(found).any() for found in bounds):
+                    raise Refused("a leaf was left out")  # of no use but to be sure
         except Refused as error:
             reasons = (str(error),)
-        except Exception as error:  # a damaged certificate can be wrong in any way
-            reasons = (f"cannot be followed: {type(error).__name__}: {error}",)
+        except _Ended as error:
+            raise error.reason from None
+        except Exception as error:
+            reasons = (_unexpected(error),)
         return Report(not reasons, reasons, tuple(tuple(map(float, found)) for found in bounds))
 
-    def _accept(self, certificate: Certificate, bounds: list[np.ndarray], progress) -> None:
-        rows = [len(case.outputs) + len(case.input_rows) for case in self.wanted.cases]
-        cases = certificate.cases(len(self.activations), rows)
-        bounds += [np.full(len(case.multipliers), np.nan) for case in cases]
-        tasks = [task for n, case in enumerate(cases) for task in self.tasks(n, case)]
-        finished = 0
-        for some, found in self.bounds(certificate, tasks):
-            for task, bound in zip(some, found, strict=True):
-                if not self.refutes(task, bound):
-                    raise Refused(
-                        f"case {task.case + 1}, leaf {task.number + 1}: the bound is "
-                        f"{float(_number(bound)):g}, which refutes nothing"
-                    )
-                bounds[task.case][task.number] = float(_number(bound))
-            finished += len(some)
-            if progress is not None:
-                progress(finished, len(tasks))
-        if any(np.isnan(found).any() for found in bounds):
-            raise Refused("a leaf was left out")  # of no use but to be sure
+    def tasks(self, number: int, case: Case) -> Iterator[Task]:
+        """The leaves with their boxes, one after the other: parts of parts, so they cover it all.
 
-    def tasks(self, number: int, case: Case) -> list[Task]:
-        """The leaves with their boxes: parts of parts of the case's box, so they cover it."""
+        On the way to a leaf only what changes is remembered, so that deep trees need no memory.
+        """
         inputs = self.wanted.cases[number].inputs
-        stack = [(np.array(inputs.lower64, float), np.array(inputs.upper64, float))]
-        self._numbers += len(case.multipliers) * max(len(stack[0][0]), 64)
-        if self._numbers > _MOST_NUMBERS:
-            raise Refused("there are too many leaves")
-        if len(case.axes) != 2 * len(case.multipliers) - 1:
-            raise Refused("a tree does not have one split less than leaves")
-        found: list[Task] = []
+        low, high = np.array(inputs.lower64, float), np.array(inputs.upper64, float)
+        above: list[tuple[int, float, float, bool]] = []  # (axis, cut, old end, is it the left)
+        leaf, done = 0, False
         for axis, at in zip(case.axes.tolist(), case.cuts.tolist(), strict=True):
-            if not stack:
+            if done:
                 raise Refused("a tree has more nodes than parts")
-            low, high = stack.pop()
-            if axis == -1:
-                k = len(found)
-                multipliers = tuple(case.multipliers[k].tolist())
-                found.append(Task(number, k, low, high, multipliers, case.leaves.get(k)))
+            if axis != -1:
+                if not 0 <= axis < len(low) or not low[axis] <= at <= high[axis]:
+                    raise Refused(f"a split at {at} along axis {axis} is outside of its box")
+                above.append((axis, at, float(high[axis]), True))
+                high[axis] = at
                 continue
-            if not 0 <= axis < len(low) or not low[axis] <= at <= high[axis]:
-                raise Refused(f"a split at {at} along axis {axis} is outside of its box")
-            left, right = high.copy(), low.copy()
-            left[axis] = right[axis] = at
-            stack += [(right, high), (low, left)]
-        if stack:
+            multipliers = tuple(case.multipliers[leaf].tolist())
+            own = case.leaves.get(leaf)
+            yield Task(number, leaf, low.copy(), high.copy(), multipliers, own)
+            leaf += 1
+            # Up to the first split whose right part is still to come, and down there.
+            done = True
+            while above:
+                k, cut, end, is_left = above.pop()
+                if is_left:
+                    above.append((k, cut, float(low[k]), False))
+                    high[k], low[k], done = end, cut, False
+                    break
+                low[k] = end
+        if not done:
             raise Refused("a tree has fewer nodes than parts")
-        return found
 
-    def bounds(self, certificate: Certificate | None, tasks: list[Task]) -> Iterator:
-        """(some tasks, their lower bounds) until all are done; boxes that recur are worked once."""
-        numbers = sum(int(np.prod(node.shape)) for node in self.program.nodes)
-        at_once = min(max(_NUMBERS_AT_ONCE // numbers, 1), _MOST_BOXES)
+    def bounds(self, certificate: Certificate | None, tasks: Iterable[Task]) -> Iterator:
+        """(some tasks, their lower bounds) until all are done.
+
+        Tasks are taken as they come, so many at a time that memory is bounded; boxes that recur
+        among those are worked once. What was bounded before is remembered.
+        """
+        tasks = iter(tasks)
+        at_once = _NUMBERS_AT_ONCE // max(sum(self.wanted.sizes), 64) + 1
+        while some := list(itertools.islice(tasks, at_once)):
+            keys = self._keys(certificate, some)
+            known = [task for task in some if keys[id(task)] in self._remembered]
+            if known:
+                yield known, [self._remembered[keys[id(task)]] for task in known]
+            rest = [task for task in some if keys[id(task)] not in self._remembered]
+            for now, found in self._new_bounds(certificate, rest):
+                for task, bound in zip(now, found, strict=True):
+                    self._remembered[keys[id(task)]] = bound
+                while len(self._remembered) > _MOST_REMEMBERED:
+                    self._remembered.popitem(last=False)
+                yield now, found
+
+    def _keys(self, certificate, tasks: list[Task]) -> dict[int, bytes]:
+        """Digests of all that the bound of a task depends on, by the task's id."""
+        arrays: dict[str, bytes] = {}
+        leaves: dict[Leaf | None, bytes] = {None: b""}
+
+        def of_slopes(slopes: tuple[Slopes | None, ...], rows: int | None = None) -> list:
+            found = []
+            for index, pair in zip(self.activations, slopes, strict=False):
+                for name in pair or ():
+                    if name is not None and name not in arrays:
+                        array = certificate.slopes(name, self._shape(index, rows))
+                        arrays[name] = _digest(array.shape, array.tobytes())
+                found.append(pair and [name and arrays[name] for name in pair])
+            return found
+
+        for task in tasks:
+            if (leaf := task.leaf) is not None and leaf not in leaves:
+                parts: list[Any] = [of_slopes(leaf.slopes)]
+                for index, rows in zip(self.activations, leaf.boxes, strict=False):
+                    if rows is not None:
+                        entries, sides = self._entries(certificate, index, rows)
+                        slopes = of_slopes(rows.slopes, len(entries))
+                        parts += [index, entries.tobytes(), sides.tobytes(), slopes]
+                leaves[leaf] = _digest(*parts)
+        return {
+            id(task): _digest(task.case, task.low.tobytes(), task.high.tobytes(), task.multipliers,
+                              leaves[task.leaf])
+            for task in tasks
+        }  # fmt: skip
+
+    def _new_bounds(self, certificate, tasks: list[Task]) -> Iterator:
         kinds: dict[tuple, list[Task]] = {}
         for task in tasks:
             boxes = task.leaf.boxes if task.leaf is not None else ()
             boxes = boxes if any(rows is not None for rows in boxes) else ()
             kinds.setdefault((task.low.tobytes(), task.high.tobytes(), boxes), []).append(task)
         plain = [same for key, same in kinds.items() if not key[2]]
-        batches = [plain[k : k + at_once] for k in range(0, len(plain), at_once)]
-        batches += [[same] for key, same in kinds.items() if key[2]]
-        for batch in batches:
-            low = np.stack([same[0].low for same in batch])
-            high = np.stack([same[0].high for same in batch])
-            facts = Facts(self.real, self.program, low, high)
-            leaf = batch[0][0].leaf
-            if leaf is not None and any(rows is not None for rows in leaf.boxes):
-                facts.derive(lambda facts, index, argument, leaf=leaf: self.tighten(
-                    certificate, leaf, facts, index, argument))  # fmt: skip
-            else:
-                facts.derive()
-            every = [(task, box) for box, same in enumerate(batch) for task in same]
-            of = np.array([box for _, box in every])
-            default = np.array([t.leaf is None or not any(t.leaf.slopes) for t, _ in every])
-            groups = [np.flatnonzero(default)] if default.any() else []
-            groups += [np.array([k]) for k in np.flatnonzero(~default)]
-            for rows in groups:
-                some = [every[k][0] for k in rows]
-                lines = {}
-                if some[0].leaf is not None and any(some[0].leaf.slopes):
-                    lines = self._lines(certificate, facts, some[0].leaf.slopes, of[rows])
-                yield some, self._bound(facts, of[rows], some, lines)
+        for begin in range(0, len(plain), self._boxes_at_once):
+            batch = plain[begin : begin + self._boxes_at_once]
+            if self._large and (self._tried < _TRIES or 4 * self._easy >= self._tried):
+                easy = list(self._easily(batch))
+                if easy:
+                    yield [task for task, _ in easy], [bound for _, bound in easy]
+                done = {id(task) for task, _ in easy}
+                left = [[task for task in same if id(task) not in done] for same in batch]
+                self._tried += len(batch)
+                self._easy += left.count([])
+                batch = [same for same in left if same]
+            if batch:
+                yield from self._together(certificate, batch, Facts.derive)
+        for key, same in kinds.items():
+            if key[2]:
+                leaf: Any = same[0].leaf
+                yield from self._together(certificate, [same], lambda facts, leaf=leaf:
+                    facts.derive(lambda *of: self.tighten(certificate, leaf, *of)))  # fmt: skip
+
+    def _easily(self, batch: list[list[Task]]) -> Iterator:
+        """(task, bound) of those that intervals without passes back refute.
+
+        That is many times cheaper, and in large networks worth a try.
+        """
+        simple = [[task for task in same if not _own_slopes(task)] for same in batch]
+        simple = [same for same in simple if same]
+        if simple:
+            for some, found in self._together(
+                None, simple, lambda facts: facts.derive(passes=False)
+            ):
+                pairs = zip(some, found, strict=True)
+                yield from ((task, bound) for task, bound in pairs if self.refutes(task, bound))
+
+    def _together(self, certificate, batch: list[list[Task]], derive: Callable) -> Iterator:
+        """(tasks, bounds); a batch has lists of tasks, each for a box."""
+        low = np.stack([same[0].low for same in batch])
+        high = np.stack([same[0].high for same in batch])
+        facts = derive(Facts(self.real, self.program, low, high))
+        every = [(task, box) for box, same in enumerate(batch) for task in same]
+        of = np.array([box for _, box in every])
+        own = np.array([_own_slopes(task) for task, _ in every])
+        groups = [] if own.all() else [np.flatnonzero(~own)]
+        groups += [np.array([k]) for k in np.flatnonzero(own)]
+        for rows in groups:
+            some, lines = [every[k][0] for k in rows], {}
+            if own[rows[0]]:
+                slopes = self._slopes(certificate, some[0].leaf.slopes)  # type: ignore
+                lines = self._lines(facts, slopes, int(of[rows[0]]))
+            yield some, self._bound(facts, of[rows], some, lines)
 
     def refutes(self, task: Task, bound: Any) -> bool:
         """Whether a lower bound on a task's combination of rows leaves no counterexample."""
@@ -275,7 +363,7 @@ class Checker:
         case = self.wanted.cases[number]
         if min(multipliers, default=0) < 0 or not any(multipliers):
             raise Refused("multipliers must not be negative, and not all zero")
-        sums: dict[int, list[Fraction]] = {}
+        sums: dict[int, dict[int, Fraction]] = {}
         constant, strict = Fraction(0), False
         for row, multiplier in zip((*case.outputs, *case.input_rows), multipliers, strict=True):
             if not multiplier:
@@ -295,54 +383,103 @@ class Checker:
                         if place < size:
                             break
                         place -= size
-                    sums.setdefault(index, [Fraction(0)] * size)[place] += weight * coefficient
-        near = {k: list(zip(*map(self.real.near, v), strict=True)) for k, v in sums.items()}
-        dtype = object if self.real.exact else float
-        terms = {k: (np.array(a, dtype), np.array(b, dtype)) for k, (a, b) in near.items()}
-        found = _Objective(terms, self.real.near(constant), strict)
-        if len(self._objectives) < 10_000:
-            self._objectives[key] = found
+                    of = sums.setdefault(index, {})
+                    of[place] = of.get(place, Fraction(0)) + weight * coefficient
+        terms, dtype = {}, object if self.real.exact else float
+        for index, of in sums.items():
+            size = math.prod(self.program.nodes[index].shape)
+            terms[index] = near, off = np.zeros(size, dtype), np.zeros(size, dtype)
+            for place, coefficient in of.items():
+                near[place], off[place] = self.real.near(coefficient)
+        self._objectives[key] = found = _Objective(terms, self.real.near(constant), strict)
+        while len(self._objectives) > _MOST_OBJECTIVES:
+            self._objectives.popitem(last=False)
         return found
 
-    def _lines(
-        self, certificate, facts: Facts, slopes: tuple[Slopes | None, ...], of, rows: bool = False
-    ) -> dict[int, Lines]:
-        """Lines with given slopes, for boxes `of`; the arrays have an axis of `rows` or not."""
-        lines = {}
+    def _shape(self, index: int, rows: int | None = None) -> tuple[int, ...]:
+        """The shape of an activation's argument, or of many."""
+        shape = self.program.nodes[self.program.nodes[index].arguments[0]].shape
+        return shape if rows is None else (rows, *shape)
+
+    def _slopes(self, certificate, slopes: tuple[Slopes | None, ...], rows: int | None = None):
+        """The arrays (rows, *shape) by activation, below and above; None is the default."""
+        found = {}
         for index, pair in zip(self.activations, slopes, strict=False):
-            if pair is None:
-                continue
-            function, box = self.program.nodes[index].operation, facts.boxes[index]
+            if pair is not None:
+                found[index] = [
+                    None if name is None
+                    else certificate.slopes(name, self._shape(index, rows)).reshape(
+                        -1 if rows is None else rows, *self._shape(index))
+                    for name in pair
+                ]  # fmt: skip
+        return found
+
+    def _lines(self, facts: Facts, slopes: dict, box: int, rows: Any = None) -> dict[int, Lines]:
+        """Lines with given slopes for one box; of the slopes some `rows` if there are many."""
+        lines, of = {}, slice(box, box + 1)
+        for index, pair in slopes.items():
+            function, ends = self.program.nodes[index].operation, facts.boxes[index]
             assert isinstance(function, Activation)
-            shape = box[0].shape[1:]
-            low, high = function.slopes(*(x[of] for x in box))
+            default = ()
+            if any(x is None for x in pair):
+                default = function.slopes(*(x[of] for x in ends))
+            shape = self._shape(index, 1 if rows is None else len(rows))
             low, high = (
-                x if name is None
-                else np.broadcast_to(certificate.slopes(name, (len(of), *shape) if rows else shape),
-                                     x.shape)
-                for name, x in zip(pair, (low, high), strict=True)
-            )  # fmt: skip
+                np.broadcast_to(default[k] if x is None else x if rows is None else x[rows], shape)
+                for k, x in enumerate(pair)
+            )
             lines[index] = facts.line(index, of, low, high)
         return lines
+
+    def _entries(self, certificate, index: int, given: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """Entries of an activation's argument, each at most once for a side, and their sides."""
+        entries = certificate.array(given.entries, ("<i4",), (None,))
+        sides = certificate.array(given.sides, ("<i4",), entries.shape)
+        if np.any(entries < 0) or np.any(entries >= math.prod(self._shape(index))):
+            raise Refused("a box has entries that are not there")
+        if np.any(np.abs(sides) != 1):
+            raise Refused("a box has sides other than 1 and -1")
+        if any(np.any(np.diff(entries[sides == side]) <= 0) for side in (1, -1)):
+            raise Refused("the entries of a box do not increase on each side")
+        return entries, sides
 
     def tighten(self, certificate, leaf: Leaf, facts: Facts, index: int, argument: int) -> None:
         """Passes back with slopes that the leaf gives for single entries of an argument."""
         given = leaf.boxes[self.activations.index(index)]
         if given is None:
             return
-        entries = certificate.array(given.entries, ("<i4",), (None,))
-        sides = certificate.array(given.sides, ("<i4",), entries.shape)
-        size = int(np.prod(self.program.nodes[argument].shape))
-        if np.any(entries < 0) or np.any(entries >= size) or np.any(np.abs(sides) != 1):
-            raise Refused("entries or sides of a box are impossible")
-        of = np.zeros(len(entries), int)
-        lines = self._lines(certificate, facts, given.slopes, of, rows=True)
+        entries, sides = self._entries(certificate, index, given)
+        slopes = self._slopes(certificate, given.slopes, len(entries))
+        width = sum(math.prod(self._shape(k)) for k in slopes)
+        at_once = max(_ROWS_AT_ONCE // max(width, 1), 1)
         for sign in (1, -1):
-            some = np.flatnonzero(sides == sign)
-            if len(some):
-                mine = {k: tuple(x[some] for x in line) for k, line in lines.items()}
-                found = facts.unit_bounds(argument, of[some], entries[some], sign, mine)
-                facts.improve(argument, of[some], entries[some], sign, found)
+            mine = np.flatnonzero(sides == sign)
+            for begin in range(0, len(mine), at_once):
+                rows = mine[begin : begin + at_once]
+                lines = self._lines(facts, slopes, 0, rows)
+                of = np.zeros(len(rows), int)
+                found = facts.unit_bounds(argument, of, entries[rows], sign, lines)
+                facts.improve(argument, of, entries[rows], sign, found)
+
+
+class _Ended(BaseException):
+    """Whoever watches a check wants it to end."""
+
+    def __init__(self, reason: Exception):
+        self.reason = reason
+
+
+def _own_slopes(task: Task) -> bool:
+    return task.leaf is not None and any(task.leaf.slopes)
+
+
+def _digest(*parts: Any) -> bytes:
+    found = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else repr(part).encode()
+        found.update(b"%d:" % len(data))
+        found.update(data)
+    return found.digest()
 
 
 def _number(x: Any) -> Any:

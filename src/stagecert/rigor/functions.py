@@ -2,12 +2,13 @@
 
 A line may have any slope: its offset is derived here, as far in as is safe. For piecewise linear
 functions the difference of function and line is extreme at an end or a kink. Smooth functions are
-cut into regions on which they are convex or concave, and evaluated in ball arithmetic (Arb), whose
-results enclose the true ones. On a region where function minus line is concave, its minimum is at
-an end; where it is convex, it lies above every one of its tangents, and one at (nearly) the minimum
-is as good as the minimum.
+cut into regions on which they are convex or concave. On a region where function minus line is
+concave, its minimum is at an end; where it is convex, it lies above every one of its tangents, and
+one at (nearly) the minimum is as good as the minimum. They are evaluated by tables (tables.py), and
+in ball arithmetic (Arb), whose results enclose the true ones, where a table is not precise enough.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +16,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from flint import arb, ctx
+from flint import arb, arb_series
 
+from stagecert.rigor import tables
 from stagecert.rigor.numbers import EPS, LARGEST, TINY
-
-ctx.prec = 160  # bits of the balls
 
 
 class Refused(Exception):
@@ -28,11 +28,10 @@ class Refused(Exception):
 
 @dataclass
 class Value:
-    """A value of the network: its number and shape; `gate` says which activation made it."""
+    """A value of the network: its number and shape."""
 
     index: int
     shape: tuple[int, ...]
-    gate: Any = None
 
 
 class Activation:
@@ -42,6 +41,7 @@ class Activation:
     """
 
     kind = ""
+    settings: dict[str, Any] = {}  # noqa: RUF012  (those that it was made with; nobody changes them)
 
     def image(self, low, high) -> tuple[np.ndarray, np.ndarray]:
         """Intervals that contain all values on the intervals."""
@@ -179,19 +179,31 @@ class Maximum(Activation):
 
 # -- smooth functions ------------------------------------------------------------------------------
 
-Ball = Callable[[arb], arb]
+Ball = Callable[[Any], Any]
 
 
 @dataclass
 class Region:
     """A part of the line on which a function is convex (bend 1), concave (-1), straight (0), or,
-    between two enclosing numbers of an inflection, nearly straight (None)."""
+    between two enclosing numbers of an inflection, nearly straight (None).
+
+    The function is put together from what balls and power series have in common (sums, products,
+    quotients, powers, exp, log, erfc): then there are tables of it. `left` and `right` are the
+    lines (slope, offset) that it approaches at infinite ends, where known.
+    A `form` replaces the table.
+    """
 
     start: arb
     end: arb
     bend: int | None
     function: Ball
     slope: Ball
+    left: tables.Limit | None = None
+    right: tables.Limit | None = None
+    form: tables.Form | None = None
+
+
+_ROUGH = 1e-3  # a function's value this near does for default slopes
 
 
 class Smooth(Activation):
@@ -205,23 +217,38 @@ class Smooth(Activation):
         return self.offset(low, high, zero, 1), self.offset(low, high, zero, -1)
 
     def offset(self, low, high, slope, side):
+        """The intervals may have one row for many of slopes."""
         if np.any(np.abs(low) > self.reach) or np.any(np.abs(high) > self.reach):
             raise Refused(f"{self.kind} is not evaluated beyond {self.reach:g}")
-        found = np.empty(low.shape)
-        for k in np.ndindex(low.shape):
-            least = self.minimum(float(low[k]), float(high[k]), float(slope[k]), side)
-            found[k] = side * _floor(least)
-        return found
+        shape = np.shape(slope)
+        rows = len(slope) if len(low) < len(slope) else 1
+        low, high, slope = low.reshape(-1), high.reshape(-1), np.reshape(slope, (rows, -1))
+        if self._parts is None:
+            found, tight = np.zeros(slope.shape), np.zeros(slope.shape, bool)
+        else:
+            found, tight = self._parts.least(low, high, slope, side)
+        for r, k in zip(*np.nonzero(~tight), strict=True):
+            exact = self.minimum(float(low[k]), float(high[k]), float(slope[r, k]), side)
+            found[r, k] = _floor(exact)
+        return side * found.reshape(shape)
 
     def bent(self, low, high):
         return high > low
 
     def slopes(self, low, high):
         x = np.stack([low + (high - low) * t for t in np.linspace(0, 1, 12)])
-        f = np.empty(x.shape)
-        for k in np.ndindex(x.shape):
-            f[k] = self._roughly(float(x[k]))
+        flat = x.reshape(-1)
+        f, off = np.zeros(flat.shape), np.full(flat.shape, np.inf)
+        if self._parts is not None:
+            f, off = self._parts.values(flat)
+        for k in np.flatnonzero(~(off < _ROUGH)):
+            f[k] = self._roughly(float(flat[k]))
+        f = f.reshape(x.shape)
         return _hull_slope(x, f, 1), _hull_slope(x, f, -1)
+
+    @functools.cached_property
+    def _parts(self) -> tables.Parts | None:
+        return _parts(self.regions)
 
     def _roughly(self, x: float) -> float:
         """A value near the function's: slopes need no more."""
@@ -239,6 +266,34 @@ class Smooth(Activation):
                 continue
             best = best.min(_region_minimum(region, start, end, arb(a), side))
         return arb(best.lower())
+
+
+def _parts(regions: list[Region]) -> tables.Parts | None:
+    """Regions in float64, or None where there are no tables of them."""
+    held: dict[int, tables.Form] = {}
+    parts: list[tables.Part] = []
+    for region in regions:
+        if region.bend is None:  # it grows, and others shrink, to the next numbers
+            start, end = _floor(region.start), -_floor(-region.end)
+        else:
+            start = -_floor(-region.start) if region.start.is_finite() else -math.inf
+            end = _floor(region.end) if region.end.is_finite() else math.inf
+        if parts and start > parts[-1].end:
+            return None
+        form = region.form or held.get(id(region.function))
+        if form is None:
+            same = [r for r in regions if r.function is region.function]
+            # Far out there must be no inflections.
+            left = same[0].left if same[0].end > -tables.FAR else None
+            right = same[-1].right if same[-1].start < tables.FAR else None
+            try:
+                region.function(arb_series([1, 1]))
+                form = tables.Table(region.function, left, right)
+            except (AttributeError, TypeError):  # it is made of more than power series have
+                return None
+            held[id(region.function)] = form
+        parts.append(tables.Part(start, end, region.bend, form))
+    return tables.Parts(parts)
 
 
 def _region_minimum(region: Region, start: arb, end: arb, a: arb, side: int) -> arb:
@@ -293,6 +348,10 @@ def _floor(x: arb) -> float:
     return number
 
 
+def _exp(x: arb) -> arb:
+    return x.exp()
+
+
 def _sigmoid(x: arb) -> arb:
     return 1 / (1 + (-x).exp())
 
@@ -301,12 +360,16 @@ def _sigmoid_slope(x: arb) -> arb:
     return _sigmoid(x) * _sigmoid(-x)
 
 
+def _tanh(x: arb) -> arb:
+    return 2 * _sigmoid(2 * x) - 1
+
+
 def _tanh_slope(x: arb) -> arb:
-    return 1 / x.cosh() ** 2
+    return 4 * _sigmoid_slope(2 * x)
 
 
 def _softplus(x: arb) -> arb:
-    return x.exp().log1p()
+    return (1 + x.exp()).log()
 
 
 def _gelu(x: arb) -> arb:
@@ -317,21 +380,33 @@ def _gelu_slope(x: arb) -> arb:
     return (-x / arb(2).sqrt()).erfc() / 2 + x * (-x * x / 2).exp() / (2 * arb.pi()).sqrt()
 
 
-# The ONNX function stores sqrt(2 / pi) and 0.044715 as written there: real numbers.
-_CUBE = arb("0.044715")
+# The factor of the cube in gelu by tanh. ONNX has 0.044715, a real number; models that spell the
+# function out store numbers of single precision, after which the factor is another near that. The
+# inflections are known for all of these.
+CUBES = arb("0.044715", "1e-8")
 
 
-def _inner(x: arb) -> arb:
-    return (8 / arb.pi()).sqrt() * (x + _CUBE * x**3)
+def cube_near(cube: float) -> arb:
+    """The factors that `gelu_tanh` with the setting `cube` is right for."""
+    return arb(cube, 1e-16)
 
 
-def _gelu_tanh(x: arb) -> arb:
-    return x * _sigmoid(_inner(x))
+def _gelu_tanh(cube: float | None = None) -> Smooth:
+    unit, factor = (8 / arb.pi()).sqrt(), arb("0.044715") if cube is None else cube_near(cube)
+    if not CUBES.contains(factor):
+        raise Refused(f"has the factor {cube} of its cube")
 
+    def inner(x: arb) -> arb:
+        return unit * (x + factor * x**3)
 
-def _gelu_tanh_slope(x: arb) -> arb:
-    y, inner = _inner(x), (8 / arb.pi()).sqrt() * (1 + 3 * _CUBE * x * x)
-    return _sigmoid(y) + x * inner * _sigmoid_slope(y)
+    def function(x: arb) -> arb:
+        return x * _sigmoid(inner(x))
+
+    def slope(x: arb) -> arb:
+        y = inner(x)
+        return _sigmoid(y) + x * unit * (1 + 3 * factor * x * x) * _sigmoid_slope(y)
+
+    return _two("gelu_tanh", function, slope, _both("gelu_tanh"), 1e3)()
 
 
 def _silu(x: arb) -> arb:
@@ -344,7 +419,7 @@ def _silu_slope(x: arb) -> arb:
 
 def _mish_gate(x: arb) -> arb:
     w = x.exp()
-    return w * (w + 2) / (w * w + 2 * w + 2)
+    return 1 - 2 / (w * w + 2 * w + 2)
 
 
 def _mish(x: arb) -> arb:
@@ -357,9 +432,15 @@ def _mish_slope(x: arb) -> arb:
 
 
 _WIDTH = arb("1e-38")  # of the numbers around an inflection
+# Where the inflection of gelu by tanh is depends on the factor of the cube.
+_WIDTHS = {"gelu_tanh": arb("1e-6")}
+_FLAT = 0, 0  # a line that many functions approach on the left
+_DIAGONAL = 1, 0  # and on the right
 
 
-def _smooth(kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4) -> Smooth:
+def _smooth(
+    kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4, left=None, right=None
+) -> Smooth:
     """Regions between inflections, which are given as decimals (None for exactly zero)."""
     ends = [arb.neg_inf()]
     kinds: list[int | None] = [bends[0]]
@@ -369,29 +450,45 @@ def _smooth(kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4) -> Smoo
             kinds.append(bend)
         else:
             near = arb(arb(knot).mid())
-            ends += [arb((near - _WIDTH).lower()), arb((near + _WIDTH).upper())]
+            width = _WIDTHS.get(kind, _WIDTH)
+            ends += [arb((near - width).lower()), arb((near + width).upper())]
             kinds += [None, bend]
     ends.append(arb.pos_inf())
     regions = [
-        Region(start, end, bend, f, slope)
+        Region(start, end, bend, f, slope, left, right)
         for start, end, bend in zip(ends[:-1], ends[1:], kinds, strict=True)
     ]
     return Smooth(kind, regions, reach)
 
 
 def _softsign() -> Smooth:
+    form = tables.Softsign()
     regions = [
-        Region(arb.neg_inf(), arb(0), 1, lambda x: x / (1 - x), lambda x: 1 / (1 - x) ** 2),
-        Region(arb(0), arb.pos_inf(), -1, lambda x: x / (1 + x), lambda x: 1 / (1 + x) ** 2),
-    ]
+        Region(arb.neg_inf(), arb(0), 1, lambda x: x / (1 - x), lambda x: 1 / (1 - x) ** 2,
+               form=form),
+        Region(arb(0), arb.pos_inf(), -1, lambda x: x / (1 + x), lambda x: 1 / (1 + x) ** 2,
+               form=form),
+    ]  # fmt: skip
     return Smooth("softsign", regions)
+
+
+def _square() -> Smooth:
+    region = Region(arb.neg_inf(), arb.pos_inf(), 1, lambda x: x * x, lambda x: 2 * x,
+                    form=tables.Square())  # fmt: skip
+    return Smooth("square", [region], 1e15)
+
+
+def _straight(start: arb, end: arb, slope) -> Region:
+    """slope * x."""
+    form = tables.Line((slope, 0))
+    return Region(start, end, 0, lambda x: slope * x, lambda x: slope + 0 * x, form=form)
 
 
 def _hard_swish() -> Smooth:
     regions = [
-        Region(arb.neg_inf(), arb(-3), 0, lambda x: 0 * x, lambda x: 0 * x),
+        _straight(arb.neg_inf(), arb(-3), arb(0)),
         Region(arb(-3), arb(3), 1, lambda x: x * (x + 3) / 6, lambda x: (2 * x + 3) / 6),
-        Region(arb(3), arb.pos_inf(), 0, lambda x: x, lambda x: 1 + 0 * x),
+        _straight(arb(3), arb.pos_inf(), arb(1)),
     ]
     return Smooth("hard_swish", regions)
 
@@ -404,10 +501,11 @@ def _exponential(kind: str, size: arb, unit: arb, right: arb) -> Smooth:
             arb.neg_inf(),
             arb(0),
             bend,
-            lambda x: size * (x / unit).expm1(),
+            lambda x: size * ((x / unit).exp() - 1),
             lambda x: size / unit * (x / unit).exp(),
+            left=(0, -size),
         ),
-        Region(arb(0), arb.pos_inf(), 0, lambda x: right * x, lambda x: right + 0 * x),
+        _straight(arb(0), arb.pos_inf(), right),
     ]
     return Smooth(kind, regions, 1e6)
 
@@ -430,8 +528,21 @@ def maximum() -> Maximum:
 
 
 def activation_of(kind: str, **settings: Any) -> Activation:
-    """An activation with its settings."""
-    return _MAKERS[kind](**settings)
+    """An activation with its settings. Those that are equal share their tables."""
+    if all(isinstance(x, (int, float)) for x in settings.values()):
+        return _activation(kind, **settings)
+    return _made(kind, settings)
+
+
+@functools.lru_cache(64)
+def _activation(kind: str, **settings: float) -> Activation:
+    return _made(kind, settings)
+
+
+def _made(kind: str, settings: dict[str, Any]) -> Activation:
+    found = _MAKERS[kind](**settings)
+    found.settings = settings
+    return found
 
 
 def _kinked(kind: str, left, right) -> Piecewise:
@@ -449,14 +560,16 @@ def _clip(low: float, high: float) -> Piecewise:
 
 
 def _hard_sigmoid(alpha: float, beta: float) -> Piecewise:
-    if not alpha > 1e-9 or not abs(beta) < 1e9:
-        raise Refused(f"needs a positive alpha, not {alpha}")
+    levels = (0, 1) if alpha >= 0 else (1, 0)  # on the left and on the right
+    if alpha == 0:
+        level = min(max(beta, 0.0), 1.0)
+        return Piecewise("hard_sigmoid", [(0.0, 0.0)], [0.0, 0.0], [level, level])
     knots = []
-    for level in (0, 1):
-        knot = (level - Fraction(beta)) / Fraction(alpha)
-        near = float(knot)
+    for level in levels:
+        near = float((level - Fraction(beta)) / Fraction(alpha))
         knots.append((math.nextafter(near, -math.inf), math.nextafter(near, math.inf)))
-    return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], [0.0, beta, 1.0])
+    offsets = [float(levels[0]), beta, float(levels[1])]
+    return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], offsets)
 
 
 def _celu(alpha: float) -> Smooth:
@@ -465,14 +578,8 @@ def _celu(alpha: float) -> Smooth:
     return _exponential("celu", arb(alpha), arb(alpha), arb(1))
 
 
-def _leaky(alpha: float) -> Piecewise:
-    if not abs(alpha) < 1e6:
-        raise Refused(f"has the slope {alpha}")
-    return _kinked("leaky_relu", alpha, 1.0)
-
-
 def _two(kind: str, f: Ball, slope: Ball, knots: tuple[str, str], reach: float) -> Callable:
-    return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach)
+    return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach, _FLAT, _DIAGONAL)
 
 
 def _both(kind: str) -> tuple[str, str]:
@@ -481,7 +588,7 @@ def _both(kind: str) -> tuple[str, str]:
 
 _MAKERS: dict[str, Callable[..., Activation]] = {
     "relu": lambda: _kinked("relu", 0.0, 1.0),
-    "leaky_relu": _leaky,
+    "leaky_relu": lambda alpha: _kinked("leaky_relu", alpha, 1.0),
     "prelu": lambda slope: _kinked("prelu", slope, 1.0),
     "abs": lambda: _kinked("abs", -1.0, 1.0),
     "clip": _clip,
@@ -491,13 +598,15 @@ _MAKERS: dict[str, Callable[..., Activation]] = {
     "selu": lambda alpha, gamma: _exponential("selu", arb(gamma) * alpha, arb(1), arb(gamma)),
     "celu": _celu,
     "softsign": _softsign,
-    "square": lambda: _smooth("square", lambda x: x * x, lambda x: 2 * x, (1,), (), 1e15),
-    "exp": lambda: _smooth("exp", lambda x: x.exp(), lambda x: x.exp(), (1,), (), 60),
-    "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,)),
-    "sigmoid": lambda: _smooth("sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,)),
-    "tanh": lambda: _smooth("tanh", lambda x: x.tanh(), _tanh_slope, (1, -1), (None,)),
+    "square": _square,
+    "exp": lambda: _smooth("exp", _exp, _exp, (1,), (), 60, _FLAT),
+    "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,), (), 1e4, _FLAT, _DIAGONAL),
+    "sigmoid": lambda: _smooth(
+        "sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,), 1e4, _FLAT, (0, 1)
+    ),
+    "tanh": lambda: _smooth("tanh", _tanh, _tanh_slope, (1, -1), (None,), 1e4, (0, -1), (0, 1)),
     "gelu": _two("gelu", _gelu, _gelu_slope, _both("gelu"), 1e4),
-    "gelu_tanh": _two("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, _both("gelu_tanh"), 1e3),
+    "gelu_tanh": _gelu_tanh,
     "silu": _two("silu", _silu, _silu_slope, _both("silu"), 1e4),
     "mish": _two("mish", _mish, _mish_slope, INFLECTIONS["mish"], 700),
 }

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+from flint import arb
 
-from stagecert.rigor import linear
+from stagecert.rigor import external, inlining, linear
+from stagecert.rigor.constants import FOLDED, MOST_COMPUTED, balls, fold, near
 from stagecert.rigor.functions import Activation, Refused, Value
 from stagecert.rigor.numbers import Arithmetic
 
@@ -37,6 +39,16 @@ class Shift:
     constant: Any
 
 
+class Part(Activation):
+    """A function that is only understood as a part of an activation: see patterns.py.
+
+    It has no bounds of its own, so none may be left when a model is read.
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+
 @dataclass
 class Program:
     """The nodes in an order in which each reads earlier ones only; inputs come first."""
@@ -51,43 +63,64 @@ class Program:
         return [k for k, node in enumerate(self.nodes) if isinstance(node.operation, Activation)]
 
 
-def read(data: bytes, arithmetic: Arithmetic) -> Program:
-    """The program of a model file's contents."""
+def read(data: bytes, arithmetic: Arithmetic, files: dict[str, bytes] | None = None) -> Program:
+    """The program of a model file's contents; `files` are those that hold its external data."""
+    model = parsed(data)
+    versions = sorted({o.version for o in model.opset_import if o.domain in ("", "ai.onnx")})
+    if len(versions) != 1 or versions[0] not in OPSETS:
+        raise Refused(f"the model needs one opset between 7 and {OPSETS[-1]}, not {versions}")
+    graph = model.graph
+    if graph.sparse_initializer or graph.quantization_annotation:
+        raise Refused("the model has sparse initialisers or quantisation")
+    if not graph.output:
+        raise Refused("the model has no outputs")
+    nodes = inlining.inlined(model, versions[0])
+    reader = _Reader(arithmetic, versions[0], files or {})
+    reader.read(graph, nodes)
+    return reader.program
+
+
+def parsed(data: bytes) -> onnx.ModelProto:
+    """A model file's contents as a protocol buffer."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except Exception as error:
         raise Refused(f"the model is no ONNX file: {error}") from None
-    versions = sorted({o.version for o in model.opset_import if o.domain in ("", "ai.onnx")})
-    if len(versions) != 1 or versions[0] not in OPSETS:
-        raise Refused(f"the model needs one opset between 7 and {OPSETS[-1]}, not {versions}")
-    graph = model.graph
-    if model.functions or graph.sparse_initializer or graph.quantization_annotation:
-        raise Refused("the model has functions, sparse initialisers or quantisation")
-    if not graph.output:
-        raise Refused("the model has no outputs")
-    reader = _Reader(arithmetic, versions[0], graph)
-    return reader.program
+    return model
 
 
 class _Reader:
-    def __init__(self, arithmetic: Arithmetic, opset: int, graph: onnx.GraphProto):
-        self.arithmetic, self.opset = arithmetic, opset
+    def __init__(self, arithmetic: Arithmetic, opset: int, files: dict[str, bytes]):
+        self.arithmetic, self.opset, self.files = arithmetic, opset, files
         self.program = Program()
         self.values: dict[str, Any] = {}  # NumPy arrays are constants, Values are not
+        self.steps: dict[int, tuple[Value, arb, arb]] = {}  # nodes a * x + b with single numbers
+        self.floats: set[int] = set()  # the floating-point types that the model has
+        self._computed = 0  # entries of constants
+
+    def read(self, graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+        """Reads a graph's tensors, inputs, nodes and outputs."""
         for tensor in graph.initializer:
-            self._set(tensor.name, stored(tensor))
+            self._set(tensor.name, self.stored(tensor))
         for info in graph.input:
             if info.name not in self.values:
                 self._set(info.name, self._input(info))
-        for node in _needed(graph):
+        if not self.program.inputs:
+            raise Refused("the model has no inputs")
+        for node in _needed(graph, nodes):
             self._node(node)
         for info in graph.output:
             value = self.values.get(info.name)
+            if value is None:
+                raise Refused(f"no node makes the output '{info.name}'")
             if not isinstance(value, Value):
-                raise Refused(f"the output '{info.name}' does not depend on the inputs")
+                value = self._constant_output(info.name, value)
             self.program.outputs.append(value.index)
         _drop_unused(self.program)
+        for node in self.program.nodes:
+            if isinstance(node.operation, Part):
+                raise Refused(f"{node.operation.kind} is only supported inside activations")
 
     def _set(self, name: str, value: Any) -> None:
         if not name or name in self.values:
@@ -96,36 +129,50 @@ class _Reader:
 
     def _input(self, info: onnx.ValueInfoProto) -> Value:
         tensor = info.type.tensor_type
+        if not tensor.HasField("shape"):
+            raise Refused(f"the input '{info.name}' has no shape")
         lengths = [d.dim_value if d.HasField("dim_value") else 0 for d in tensor.shape.dim]
         if lengths and lengths[0] <= 0:
             lengths[0] = 1  # a batch of any size: one point
         if tensor.elem_type not in FLOATS or any(n <= 0 for n in lengths):
             raise Refused(f"the input '{info.name}' has no fixed shape of floating-point numbers")
+        self.floats.add(tensor.elem_type)
         value = self.add(None, (), tuple(lengths))
         self.program.inputs.append(value.index)
         return value
 
+    def _constant_output(self, name: str, array: np.ndarray) -> Value:
+        """An output that does not depend on the inputs: zero times one, shifted."""
+        if array.dtype not in (np.float64, object) or not array.size:
+            raise Refused(f"the output '{name}' is constant and made of no floating-point numbers")
+        index = self.program.inputs[0]
+        x = Value(index, self.program.nodes[index].shape)
+        call = Call(self, "output", [x, array], {}, ())
+        x = call.move(lambda a: np.broadcast_to(a.reshape(-1)[0], array.shape), x)
+        return call.shift(call.scale(x, np.zeros(())), array)
+
     def _node(self, node: onnx.NodeProto) -> None:
         name = f"{node.op_type} '{node.name}'"
         handler = HANDLERS.get(node.op_type)
-        if node.domain not in ("", "ai.onnx") or handler is None:
+        if node.domain not in ("", "ai.onnx") or (handler is None and node.op_type not in FOLDED):
             raise Refused(f"{name} is not supported")
         items = []
         for source in node.input:
             if source and source not in self.values:
                 raise Refused(f"{name} reads '{source}', which no earlier node makes")
             items.append(self.values[source] if source else None)
-        attributes = {}
-        for item in node.attribute:
-            if item.ref_attr_name or item.name in attributes:
-                raise Refused(f"{name} has an attribute '{item.name}' twice or by reference")
-            attributes[item.name] = onnx.helper.get_attribute_value(item)
-        call = Call(self, node.op_type, items, attributes, len(node.output))
+        attributes = _attributes(node, name, self.opset)
+        call = Call(self, node.op_type, items, attributes, tuple(node.output))
         try:
-            made = handler(call)
+            if node.op_type in FOLDED and not any(isinstance(x, Value) for x in items):
+                made = fold(call)
+            elif handler is None:
+                raise Refused("is only supported for constants")
+            else:
+                made = handler(call)
         except Refused as error:
             raise Refused(f"{name}: {error}") from None
-        except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise Refused(f"{name} is malformed: {error}") from None
         if call.attributes:
             raise Refused(f"{name} has the attributes {sorted(call.attributes)}")
@@ -135,6 +182,32 @@ class _Reader:
             if output:
                 self._set(output, value)
 
+    def stored(self, tensor: onnx.TensorProto) -> np.ndarray:
+        """A stored tensor: floats as float64 (nothing is lost), or int64, or bool."""
+        if any(n < 0 for n in tensor.dims) or math.prod(tensor.dims) > MOST_ENTRIES:
+            raise Refused(f"'{tensor.name}' has an impossible shape")
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            tensor = external.fetched(tensor, self.files)
+        try:
+            array = onnx.numpy_helper.to_array(tensor)
+        except Exception as error:
+            raise Refused(f"'{tensor.name}' is damaged: {error}") from None
+        if tensor.data_type in FLOATS:
+            self.floats.add(tensor.data_type)
+            return array.astype(np.float64)
+        if array.dtype in (np.int32, np.int64):
+            return array.astype(np.int64)
+        # Integers of other types wrap around earlier: nothing is computed with them.
+        if array.dtype.kind in "iub" and array.dtype != np.uint64:
+            return array
+        raise Refused(f"'{tensor.name}' has the type {array.dtype}")
+
+    def compute(self, count: int) -> None:
+        """Says that so many entries of constants are about to be computed."""
+        self._computed += count
+        if self._computed > MOST_COMPUTED:
+            raise Refused(f"computes more than {MOST_COMPUTED} entries of constants")
+
     def add(self, operation, arguments: tuple[int, ...], shape: tuple[int, ...]) -> Value:
         """A new node."""
         if not 0 < math.prod(shape) <= MOST_ENTRIES:
@@ -143,10 +216,40 @@ class _Reader:
         return Value(len(self.program.nodes) - 1, self.program.nodes[-1].shape)
 
 
-def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def _attributes(node: onnx.NodeProto, name: str, opset: int) -> dict[str, Any]:
+    """The attributes of a node, whose form must be that of the opset."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        raise Refused(f"{name} does not exist in opset {opset}") from None
+    if not schema.min_input <= len(node.input) <= schema.max_input:
+        raise Refused(f"{name} has {len(node.input)} inputs, which opset {opset} does not allow")
+    if not schema.min_output <= len(node.output) <= schema.max_output:
+        raise Refused(f"{name} has {len(node.output)} outputs, which opset {opset} does not allow")
+    repeated = len(schema.inputs) < len(node.input)  # a list of inputs, such as those of Concat
+    if not all(node.input[: None if repeated else schema.min_input]):
+        raise Refused(f"{name} lacks an input")
+    known: dict[str, Any] = dict(schema.attributes)
+    found: dict[str, Any] = {}
+    for item in node.attribute:
+        declared = known.get(item.name)
+        if declared is None or declared.type.value != item.type or item.ref_attr_name:
+            raise Refused(f"{name} has an attribute '{item.name}' that opset {opset} does not know")
+        if item.name in found:
+            raise Refused(f"{name} has the attribute '{item.name}' twice")
+        found[item.name] = onnx.helper.get_attribute_value(item)
+        if item.type == onnx.AttributeProto.FLOAT and math.isnan(item.f):
+            raise Refused(f"{name} has an attribute that is NaN")
+    missing = [n for n, item in known.items() if item.required and n not in found]
+    if missing:
+        raise Refused(f"{name} lacks the attribute '{missing[0]}'")
+    return found
+
+
+def _needed(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes that outputs depend on."""
     names, needed = {info.name for info in graph.output}, []
-    for node in reversed(graph.node):
+    for node in reversed(nodes):
         if names.intersection(output for output in node.output if output):
             needed.append(node)
             names.update(node.input)
@@ -170,30 +273,17 @@ def _drop_unused(program: Program) -> None:
     program.outputs = [place[k] for k in program.outputs]
 
 
-def stored(tensor: onnx.TensorProto) -> np.ndarray:
-    """A stored tensor: floats as float64 (nothing is lost), or int64, or bool."""
-    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-        raise Refused(f"'{tensor.name}' is stored in another file")
-    if any(n < 0 for n in tensor.dims) or math.prod(tensor.dims) > MOST_ENTRIES:
-        raise Refused(f"'{tensor.name}' has an impossible shape")
-    try:
-        array = onnx.numpy_helper.to_array(tensor)
-    except Exception as error:
-        raise Refused(f"'{tensor.name}' is damaged: {error}") from None
-    if tensor.data_type in FLOATS:
-        array = array.astype(np.float64)
-        if not np.all(np.isfinite(array)):
-            raise Refused(f"'{tensor.name}' has entries that are not finite")
-        return array
-    if array.dtype.kind in "iub" and array.dtype != np.uint64:
-        return array if array.dtype == bool else array.astype(np.int64)
-    raise Refused(f"'{tensor.name}' has the type {array.dtype}")
-
-
 class Call:
     """One ONNX node that is being read."""
 
-    def __init__(self, reader: _Reader, operator: str, items: list, attributes: dict, outputs: int):
+    def __init__(
+        self,
+        reader: _Reader,
+        operator: str,
+        items: list,
+        attributes: dict,
+        outputs: tuple[str, ...],
+    ):
         self.reader, self.operator, self.items = reader, operator, items
         self.attributes, self.outputs = attributes, outputs
 
@@ -219,7 +309,7 @@ class Call:
 
     def floats(self, k: int) -> np.ndarray:
         """A constant input of floating-point numbers."""
-        if self.constant(k).dtype != np.float64:
+        if self.constant(k).dtype not in (np.float64, object):
             raise Refused(f"input {k + 1} must be floating-point numbers")
         return self.items[k]
 
@@ -231,19 +321,43 @@ class Call:
             return None
         if self.constant(k).dtype != np.int64 or self.constant(k).ndim > 1:
             raise Refused(f"'{name}' must be a list of integers")
+        if self.constant(k).size > 2**16:
+            raise Refused(f"'{name}' is too long")
         return [int(n) for n in self.constant(k).reshape(-1)]
 
     def number(self, k: int, default: float) -> float:
-        """An optional constant input with one entry."""
+        """An optional constant input with one entry, which float64 holds."""
         if self.item(k) is None:
             return default
-        if self.floats(k).size != 1:
-            raise Refused(f"input {k + 1} must be one number")
+        if self.floats(k).size != 1 or self.floats(k).dtype != np.float64:
+            raise Refused(f"input {k + 1} must be one number that float64 holds")
         return float(self.floats(k).item())
 
+    def bounds(self) -> tuple[float, float]:
+        """The bounds of a Clip; those that are left out are infinite."""
+        low = float(self.get("min", self.number(1, -math.inf)))
+        high = float(self.get("max", self.number(2, math.inf)))
+        if not low <= high:
+            raise Refused(f"has bounds that are not in order: {low} and {high}")
+        return low, high
+
+    def reduced(self, rank: int) -> tuple[tuple[int, ...], int]:
+        """The axes that are reduced, and whether they stay with length one."""
+        axes, keep = self.integers("axes", 1) or [], self.get("keepdims", 1)
+        if self.get("noop_with_empty_axes", 0) and not axes:
+            return (), keep
+        return self.axes(axes or range(rank), rank), keep
+
     def exact(self, array: np.ndarray) -> Any:
-        """Stored numbers in the checker's arithmetic."""
+        """Float64 numbers in the checker's arithmetic."""
         return self.reader.arithmetic.array(array)
+
+    def weights(self, array: np.ndarray) -> tuple[Any, int]:
+        """A constant's numbers in the checker's arithmetic, and how loose they are."""
+        if array.dtype == np.float64 and np.all(np.isfinite(array)):
+            return self.exact(array), 0
+        numbers, loose = near(array)
+        return self.exact(numbers), loose
 
     # Building blocks
 
@@ -253,9 +367,7 @@ class Call:
 
     def activate(self, function: Activation, x: Value, shape=None) -> Value:
         """An activation or maximum."""
-        made = self.apply(function, x, shape=x.shape if shape is None else shape)
-        made.gate = (function, x)
-        return made
+        return self.apply(function, x, shape=x.shape if shape is None else shape)
 
     def move(self, function: Callable, *items: Any) -> Any:
         """What `function` makes of arrays by moving entries; zeros that it adds are -1."""
@@ -277,28 +389,51 @@ class Call:
 
     def broadcast(self, x: Value, shape) -> Value:
         """x repeated to a shape."""
+        if math.prod(shape) > MOST_ENTRIES:
+            raise Refused(f"makes a tensor of shape {tuple(shape)}, which is too large")
         return self.move(lambda a: np.broadcast_to(a, shape), x)
 
-    def scale(self, x: Value, factor: Any, loose: int = 0) -> Value:
-        """x times a constant array."""
+    def scale(self, x: Value, factor: np.ndarray) -> Value:
+        """x times a constant."""
         shape = np.broadcast_shapes(x.shape, factor.shape)
-        return self.apply(linear.Scale(factor, loose), self.broadcast(x, shape), shape=shape)
+        x, (numbers, loose) = self.broadcast(x, shape), self.weights(factor)
+        if not loose and np.all(numbers == 1):
+            return x
+        made = self.apply(linear.Scale(numbers, loose), x, shape=shape)
+        if factor.size == 1:
+            self.reader.steps[made.index] = x, balls(factor).item(), arb(0)
+        return made
 
     def shift(self, x: Value, constant: np.ndarray) -> Value:
-        """x plus a constant array of stored numbers."""
+        """x plus a constant."""
         shape = np.broadcast_shapes(x.shape, constant.shape)
-        constant = self.exact(np.broadcast_to(constant, shape))
-        return self.apply(Shift(constant), self.broadcast(x, shape), shape=shape)
+        x, (numbers, loose) = self.broadcast(x, shape), self.weights(constant)
+        if not loose:
+            made = self.apply(Shift(np.broadcast_to(numbers, shape)), x, shape=shape)
+        else:
+            # x + 1 * constant: a factor may be loose.
+            none = self.apply(linear.Scale(self.exact(np.zeros(()))), x, shape=shape)
+            one = self.apply(Shift(self.exact(np.ones(shape))), none, shape=shape)
+            one = self.apply(linear.Scale(numbers, loose), one, shape=shape)
+            made = self.apply(linear.Sum((1, 1)), x, one, shape=shape)
+        if constant.size == 1:
+            self.reader.steps[made.index] = x, arb(1), balls(constant).item()
+        return made
 
     def negated(self, x: Value) -> Value:
         """Minus x."""
-        return self.apply(linear.Sum((-1,)), x, shape=x.shape)
+        made = self.apply(linear.Sum((-1,)), x, shape=x.shape)
+        self.reader.steps[made.index] = x, arb(-1), arb(0)
+        return made
 
-    def reciprocal(self, array: np.ndarray) -> Any:
-        """1 / stored numbers, rounded once."""
-        if not np.all(array):
-            raise Refused("divides by zero")
-        return np.asarray(self.exact(np.ones(())) / self.exact(array))
+    def lines(self, x: Value) -> list[tuple[Value, arb, arb]]:
+        """(v, a, b) with x = a * v + b, from x itself back as far as single numbers reach."""
+        found, a, b = [(x, arb(1), arb(0))], arb(1), arb(0)
+        while x.index in self.reader.steps:
+            x, factor, constant = self.reader.steps[x.index]
+            a, b = a * factor, a * constant + b
+            found.append((x, a, b))
+        return found
 
     def axes(self, axes, rank: int) -> tuple[int, ...]:
         """Axes counted from the front, in order."""

@@ -82,26 +82,32 @@ class Move(Linear):
 
 
 class MatMul(Linear):
-    """x @ W, or W @ x if `left`; W is a matrix."""
+    """x @ W, or W @ x if `left`; W is a matrix, or several for the axes of x before the last two.
 
-    def __init__(self, weights: np.ndarray, left: bool):
-        self.weights, self.left = weights, left
-        out, inner = weights.shape if left else weights.shape[::-1]
+    Axes of W are as long as those of x, or of length one.
+    """
+
+    def __init__(self, weights: np.ndarray, left: bool, loose: int = 0):
+        self.weights, self.left, self.loose = weights, left, loose
+        out, inner = weights.shape[-2:] if left else weights.shape[-2:][::-1]
         self.terms, self.back_terms = inner, out
 
     def forward(self, xs, absolute=False):
         return self._times(xs[0], np.abs(self.weights) if absolute else self.weights)
 
     def transposed(self, g, shapes):
-        return [self._times(g, self.weights.T)]
+        return [self._times(g, np.swapaxes(self.weights, -1, -2))]
 
     def _times(self, x, weights):
         if self.left:
-            return np.swapaxes(self._right(np.swapaxes(x, -1, -2), weights.T), -1, -2)
+            flipped = self._right(np.swapaxes(x, -1, -2), np.swapaxes(weights, -1, -2))
+            return np.swapaxes(flipped, -1, -2)
         return self._right(x, weights)
 
     @staticmethod
     def _right(x, weights):
+        if weights.ndim > 2:
+            return np.matmul(x, weights)
         # One product of two matrices is much faster than many small ones.
         return (x.reshape(-1, len(weights)) @ weights).reshape(*x.shape[:-1], -1)
 
@@ -153,13 +159,13 @@ class Reduce(Linear):
 
 
 class Conv(Linear):
-    """A convolution: x is (1, C, *space), weights are (O, C / groups, *kernel).
+    """A convolution: x is (N, C, *space), weights are (O, C / groups, *kernel).
 
     `count` is how many windows there are along each axis.
     """
 
-    def __init__(self, weights: np.ndarray, groups, strides, dilations, before, count):
-        self.weights, self.groups = weights, groups
+    def __init__(self, weights: np.ndarray, groups, strides, dilations, before, count, loose=0):
+        self.weights, self.groups, self.loose = weights, groups, loose
         self.strides, self.dilations, self.before, self.count = strides, dilations, before, count
         self.terms = math.prod(weights.shape[1:])
         self.back_terms = weights.shape[0] // groups * math.prod(weights.shape[2:])
@@ -184,7 +190,8 @@ class Conv(Linear):
             yield weights[(..., *offset)], (slice(None), slice(None), *slices)
 
     def forward(self, xs, absolute=False):
-        x = xs[0][:, 0]
+        # The axis N is counted with the rows.
+        x = xs[0].reshape(-1, *xs[0].shape[2:])
         rows, channels, *space = x.shape
         padded = np.zeros((rows, channels, *self._padded(space)), x.dtype)
         inside = tuple(slice(b, b + n) for b, n in zip(self.before, space, strict=True))
@@ -194,17 +201,17 @@ class Conv(Linear):
             weights = np.abs(weights) if absolute else weights
             read = padded[window].reshape(rows, self.groups, channels // self.groups, -1)
             total = total + np.matmul(weights, read)
-        return total.reshape(rows, 1, -1, *self.count)
+        return total.reshape(*xs[0].shape[:2], -1, *self.count)
 
     def transposed(self, g, shapes):
-        rows, (_, channels, *space) = len(g), shapes[0]
+        rows, (_, channels, *space) = g.shape[0] * g.shape[1], shapes[0]
         g = g.reshape(rows, self.groups, self.weights.shape[0] // self.groups, -1)
         padded = np.zeros((rows, channels, *self._padded(space)), g.dtype)
         for weights, window in self._windows():
             back = np.matmul(weights.swapaxes(1, 2), g)
             padded[window] += back.reshape(rows, channels, *self.count)
         inside = tuple(slice(b, b + n) for b, n in zip(self.before, space, strict=True))
-        return [padded[(slice(None), slice(None), *inside)][:, None]]
+        return [padded[(slice(None), slice(None), *inside)].reshape(-1, *shapes[0])]
 
 
 class ConvTranspose(Linear):
@@ -212,7 +219,7 @@ class ConvTranspose(Linear):
 
     def __init__(self, conv: Conv, shape: Shape):
         self.conv, self.shape = conv, shape
-        self.terms, self.back_terms = conv.back_terms, conv.terms
+        self.terms, self.back_terms, self.loose = conv.back_terms, conv.terms, conv.loose
 
     def forward(self, xs, absolute=False):
         conv = self.conv

@@ -7,8 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from stagecert import sweeps
 from stagecert.errors import ProblemError
 from stagecert.robust import table
@@ -134,7 +132,7 @@ class Robustness:
         self.configuration = {
             "task": "robust",
             "stagecert": version("stagecert"),
-            "model": _hash(model),
+            "model": classifier.model.contents.digest,
             "eps": str(how.eps),
             "norm": "inf",
             "clip": None if how.clip is None else [str(v) for v in how.clip],
@@ -202,16 +200,3 @@ def _numbers(values, name: str) -> tuple[Fraction, ...]:
     if not several:
         raise ProblemError(f"{name} is empty.")
     return tuple(number(value, name) for value in several)
-
-
-def _hash(model: bytes | Path) -> str:
-    """Identifies a model that could be loaded, with weights that it keeps in other files."""
-    if isinstance(model, bytes):
-        return hashlib.sha256(model).hexdigest()
-    content = hashlib.sha256(model.read_bytes())
-    if not model.name.endswith(".gz"):
-        weights = onnx.load(model, load_external_data=False).graph.initializer
-        places = {e.value for w in weights for e in w.external_data if e.key == "location"}
-        for place in sorted(places):
-            content.update((model.parent / place).read_bytes())
-    return content.hexdigest()

@@ -25,9 +25,12 @@ from stagecert.problem import as_arrays
 from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import Group, shaped
 from stagecert.verify.runtime import Session
+from stagecert.verify.sizes import values_of
 
 # Boxes that are looked at, and random points in each.
 BOXES, RANDOM = 4, 3
+# Values of the network, all points together, that are held at a time.
+NUMBERS = 4_000_000
 # Differences of so many units in the last place of the largest output are not looked into.
 UNITS = 64
 # Weights and values are changed by up to so many units, so often; and a difference is a fault if it
@@ -96,8 +99,11 @@ def difference(network: Network, session: Session, points, unit: float) -> str |
     theirs = session.run(points).astype(float)
     with jax.enable_x64(True):
         double = as_arrays(network, jnp.float64)
-        inputs = shaped(network, jnp.asarray(points, jnp.float64))
-        ours = np.asarray(_run(double, inputs))
+        # Not all at once, if the network is large.
+        at_once = min(max(NUMBERS // max(values_of(network), 1), 1), len(points))
+        parts = [points[k : k + at_once] for k in range(0, len(points), at_once)]
+        inputs = [shaped(network, jnp.asarray(part, jnp.float64)) for part in parts]
+        ours = np.concatenate([np.asarray(_run(double, part)) for part in inputs])
         if ours.shape != theirs.shape:
             return f"{ours.shape[1]} numbers and {theirs.shape[1]}"
         # What overflows in one precision need not do so in the other.
@@ -108,7 +114,10 @@ def difference(network: Network, session: Session, points, unit: float) -> str |
         if np.all(apart <= UNITS * unit * size):
             return None
         draw = np.random.default_rng(0)
-        changed = [_run_changed(double, inputs, CHANGE * unit, draw) for _ in range(DRAWS)]
+        changed = [
+            np.concatenate([_run_changed(double, part, CHANGE * unit, draw) for part in inputs])
+            for _ in range(DRAWS)
+        ]
     with np.errstate(invalid="ignore"):
         effect = np.max([np.abs(one - ours) for one in changed], axis=0)
     # A change that overflows says that nothing can be said.

@@ -40,7 +40,7 @@ class Targets(eqx.Module):
 
 def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
     """The targets of lanes (group, case of the group)."""
-    widest = max(1, *(int(group.members.sum(axis=1).max()) for group in groups))
+    widest = max(1, *(len(rows) for group in groups for rows in group.places))
     size = groups[0].matrix.shape[1]
     entries = len(groups[0].inputs.lower64)
     made = Targets(
@@ -52,7 +52,7 @@ def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
     )
     for lane, (g, c) in enumerate(lanes):
         group = groups[g]
-        chosen = np.flatnonzero(group.members[c])
+        chosen = group.places[c]
         made.lower[lane], made.upper[lane] = group.inputs.lower64, group.inputs.upper64
         made.rows[lane, : len(chosen)] = group.matrix[chosen]
         with np.errstate(over="ignore"):

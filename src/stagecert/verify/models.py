@@ -1,14 +1,12 @@
 """Models that are read once and asked about many properties."""
 
-import gzip
-import hashlib
 from functools import cached_property
 from pathlib import Path
 
 import onnx
 
 from stagecert import networks
-from stagecert.rigor import graph
+from stagecert.rigor import external, graph
 from stagecert.rigor.numbers import Arithmetic
 from stagecert.verify.runtime import RUNTIME, Session
 
@@ -36,21 +34,18 @@ class OpenModel:
         return Session(self.source)
 
     @cached_property
-    def _contents(self) -> bytes:
+    def contents(self) -> external.Model:
+        """What the files of the model hold, as the checker reads them."""
         if isinstance(self.source, onnx.ModelProto):
-            return self.source.SerializeToString()
-        data = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+            return external.Model(self.source.SerializeToString())
+        if isinstance(self.source, bytes):
+            return external.Model(self.source)
+        return external.model_contents(self.source)
 
     @cached_property
     def program(self) -> graph.Program:
         """The model as the checker reads it; it raises `rigor.functions.Refused`."""
-        return graph.read(self._contents, Arithmetic())
-
-    @cached_property
-    def digest(self) -> str:
-        """What a certificate says of the model's file."""
-        return hashlib.sha256(self._contents).hexdigest()
+        return graph.read(self.contents.data, Arithmetic(), self.contents.files)
 
 
 def opened(model) -> OpenModel:
@@ -60,13 +55,4 @@ def opened(model) -> OpenModel:
 
 def content_hash(path: Path) -> str:
     """Identifies a model's file by its content, with the weights that it keeps in other files."""
-    content = hashlib.sha256(path.read_bytes())
-    if not path.name.endswith(".gz"):
-        try:
-            weights = onnx.load(path, load_external_data=False).graph.initializer
-        except Exception:  # no model: whoever opens it says what is wrong
-            return content.hexdigest()
-        places = {e.value for w in weights for e in w.external_data if e.key == "location"}
-        for place in sorted(places):
-            content.update((path.parent / place).read_bytes())
-    return content.hexdigest()
+    return external.model_contents(path).digest

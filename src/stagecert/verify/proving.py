@@ -160,7 +160,10 @@ def _proof(checker: Checker, model: OpenModel, found, memory, progress, stop) ->
             cases = _Prover(checker, found, memory, progress, stop).cases()
         except Refused as error:
             raise Rejected(str(error)) from None
-    return Proof(model.digest, wanted.digest, cases)
+    return Proof(model.contents.digest, wanted.digest, cases)
+
+
+Weights = dict[int, float]  # of rows of a group, by their places; the others are zero
 
 
 @dataclass(eq=False)
@@ -171,7 +174,7 @@ class _Part:
     group: int
     low: np.ndarray
     high: np.ndarray
-    weights: list[np.ndarray]  # of the group's rows: combinations that may refute the case here
+    weights: list["Weights"]  # combinations of rows that may refute the case here
     depth: int = 0
     axis: int = -1
     cut: float = 0.0
@@ -185,6 +188,11 @@ class _Prover:
         self.checker, self.wanted, self.memory = checker, checker.wanted, memory
         self.network, self.groups, self.found = found.network, found.groups, found
         self.say, self._stop = progress or (lambda _: None), stop
+        self.places = {
+            case: rows
+            for group in self.groups
+            for case, rows in zip(group.numbers, group.places, strict=True)
+        }
 
     def look_at_the_clock(self) -> None:
         """Ends the work if time is up."""
@@ -202,7 +210,7 @@ class _Prover:
         open_ = self._by_default(open_)
         # Another row may do where the one that verification took does not, or all together.
         for part in open_:
-            part.weights += self._candidates(part.group, part.case)
+            part.weights += self._candidates(part.case)
         open_ = self._by_default(open_)
         if any(not self._divisible(part) for part in open_) and not self._same_activations():
             raise Rejected("it reads other activations in the model than the search does")
@@ -231,7 +239,7 @@ class _Prover:
         group, tree = self.groups[g], self.found.tree
         low, high = (np.array(x, float) for x in (group.inputs.lower64, group.inputs.upper64))
         row = self.found.rows.get(case)
-        chosen = self._candidates(g, case) if row is None else [np.eye(len(group.rows))[row]]
+        chosen = self._candidates(case) if row is None else [{row: 1.0}]
         root = _Part(case, g, low, high, chosen)
         if row is not None or tree is None:
             return root
@@ -240,30 +248,29 @@ class _Prover:
         while stack:
             node, part = stack.pop()
             if node in closed:
-                part.weights = [np.eye(len(group.rows))[closed[node]]]
+                part.weights = [{closed[node]: 1.0}]
                 if (node, c) in tree.mixed:
-                    part.weights = [tree.mixed[node, c][: len(group.rows)]]
+                    mixed = tree.mixed[node, c][: len(group.rows)]
+                    part.weights = [{int(k): float(mixed[k]) for k in np.flatnonzero(mixed)}]
             elif node in tree.children:
                 below, above = _cut(part, tree.axis[node], tree.cut[node])
                 stack += [(tree.children[node], below), (tree.children[node] + 1, above)]
         return root
 
-    def _candidates(self, g: int, case: int) -> list[np.ndarray]:
-        """Weights for each row of a case by itself, and for all of them together."""
-        group = self.groups[g]
-        members = group.members[group.numbers.index(case)]
-        together = [members.astype(float)] if members.sum() > 1 else []
-        return [*np.eye(len(group.rows))[members], *together]
+    def _candidates(self, case: int) -> list[Weights]:
+        """Each row of a case by itself, and all of them together."""
+        places = np.unique(self.places[case]).tolist()
+        together = [dict.fromkeys(places, 1.0)] if len(places) > 1 else []
+        return [*({place: 1.0} for place in places), *together]
 
-    def _multipliers(self, part: _Part, weights: np.ndarray) -> tuple[float, ...]:
+    def _multipliers(self, part: _Part, weights: Weights) -> tuple[float, ...]:
         """Weights of the group's scaled rows as multipliers of the case's own rows."""
         case, group = self.wanted.cases[part.case], self.groups[part.group]
         places = {row: k for k, row in enumerate((*case.outputs, *case.input_rows))}
-        used = np.flatnonzero(weights)
-        scales = [float(group.scaled[k].scale) if len(used) > 1 else 1.0 for k in used]
         multipliers = np.zeros(len(places))
-        for k, scale in zip(used, scales, strict=True):
-            multipliers[places[group.rows[k]]] = weights[k] * scale
+        for k, weight in weights.items():
+            scale = float(group.scaled[k].scale) if len(weights) > 1 else 1.0
+            multipliers[places[group.rows[k]]] = weight * scale
         return tuple(multipliers.tolist())
 
     def _by_default(self, parts: Sequence[_Part]) -> list[_Part]:
@@ -336,9 +343,9 @@ class _Prover:
         pairs = [(part, weights) for part in parts for weights in part.weights]
         rows, limits = [], []
         for part, weights in pairs:
-            group, used = self.groups[part.group], np.flatnonzero(weights)
-            rows.append(weights[used] @ group.matrix[used])
-            limits.append(weights[used] @ group.limits[used])
+            group, used = self.groups[part.group], list(weights)
+            rows.append(np.array(list(weights.values())) @ group.matrix[used])
+            limits.append(np.array(list(weights.values())) @ group.limits[used])
         rows, limits = np.array(rows), np.array(limits)
         goals = limits + 1e-7 * (np.abs(limits) + 1e-3)
         arguments = [facts.boxes[k] for k in self.checker.activations]

@@ -39,7 +39,7 @@ class Group:
         numbers: the cases' places in the property.
         rows: the distinct rows of all the cases.
         scaled: those rows as floats.
-        members: (cases, rows), which rows a case consists of.
+        places: for each case, where its rows are among these, in the case's own order.
         matrix: (rows, outputs), objectives for `networks.bound`.
         limits: a bound above its limit refutes every case with that row; rounded up.
         goals: a point satisfies a row where the row's value is at most its goal; rounded.
@@ -50,7 +50,7 @@ class Group:
     numbers: tuple[int, ...]
     rows: tuple[Row, ...]
     scaled: tuple[Scaled, ...]
-    members: np.ndarray
+    places: tuple[np.ndarray, ...]
     matrix: np.ndarray
     limits: np.ndarray
     goals: np.ndarray
@@ -95,9 +95,8 @@ def groups_of(network: Network, property: Property) -> tuple[Network, tuple[Grou
         for rows in of_cases:
             for row in rows:
                 order.setdefault(row, len(order))
-        members = np.zeros((len(cases), len(order)), bool)
-        for k, rows in enumerate(of_cases):
-            members[k, [order[row] for row in rows]] = True
+        # A table of cases and rows would be quadratic in the length of a disjunction.
+        at = tuple(np.array([order[row] for row in rows], np.intp) for rows in of_cases)
         rows = tuple(order)
         scaled = tuple(scaled_row(row, outputs) for row in rows)
         matrix = np.zeros((len(rows), network.output_size))
@@ -110,7 +109,7 @@ def groups_of(network: Network, property: Property) -> tuple[Network, tuple[Grou
                 tuple(places[id(case)] for case in cases),
                 rows,
                 scaled,
-                members,
+                at,
                 matrix,
                 np.zeros(len(rows)),
                 np.array([_nearest(s.scale * r.bound) for s, r in zip(scaled, rows, strict=True)]),

@@ -24,6 +24,9 @@ BATCH = 256
 FEW = 8
 # Neurons times boxes that cost next to nothing.
 CHEAP_NUMBERS = 100_000
+# Points times cases whose violations are computed, and coefficients that are mixed, at a time.
+POINT_NUMBERS = 4_000_000
+MIXED_NUMBERS = 4_000_000
 # Neurons times rows at a time: larger arrays fall out of the caches.
 LANE_NUMBERS = 400_000
 
@@ -105,26 +108,38 @@ class Splitter:
         with jax.enable_x64(True):
             self.parts = as_arrays(split(network), jnp.float64)
             self.double = as_arrays(network, jnp.float64)
-        self.batch = _boxes_at_once(self.parts, memory)
+        cases = max(len(group.numbers) for group in groups)
+        rows = max(max(len(group.rows) for group in groups), 1)
+        # How many rows a case has, at most.
+        widest = max(1, *(len(places) for group in groups for places in group.places))
+        entries, outputs = lower.shape[1], network.output_size
+        self.batch = boxes_at_once(
+            self.parts, rows * (6 * entries + 2 * outputs) + 4 * cases * widest, memory
+        )
+        # Points of a box that are tried as counterexamples: all, unless there are many rows.
+        self.points = int(np.clip(POINT_NUMBERS // (self.batch * cases * widest), 2, rows + 1))
         neurons = sum(math.prod(layer.shape) for layer in self.parts.layers)
         # A batch is filled up, so that one compilation serves all. Where filling is expensive, few
         # boxes have a size of their own.
-        self.sizes = [FEW, self.batch] if neurons * self.batch > CHEAP_NUMBERS else [self.batch]
+        dear = self.batch > FEW and neurons * self.batch > CHEAP_NUMBERS
+        self.sizes = [FEW, self.batch] if dear else [self.batch]
         self.lanes = rows_at_once(self.parts, memory)
-        cases = max(len(group.numbers) for group in groups)
-        rows = max(max(len(group.rows) for group in groups), 1)
         self.matrix = np.zeros((len(groups), rows, network.output_size))
         self.limits = np.full((len(groups), rows), np.inf)
         self.goals = np.full((len(groups), rows), np.inf)
         self.strict = np.zeros((len(groups), rows), bool)
-        self.members = np.zeros((len(groups), cases, rows), bool)
+        # Places of each case's rows; where it has fewer, the first one again, not `used`.
+        self.places = np.zeros((len(groups), cases, widest), np.intp)
+        self.used = np.zeros((len(groups), cases, widest), bool)
         open_ = np.zeros((len(groups), cases), bool)
         for g, group in enumerate(groups):
             count = len(group.rows)
             self.matrix[g, :count] = group.matrix
             self.limits[g, :count], self.goals[g, :count] = group.limits, group.goals
             self.strict[g, :count] = group.strict
-            self.members[g, : len(group.numbers), :count] = group.members
+            for c, places in enumerate(group.places):
+                self.places[g, c, : len(places)] = places
+                self.used[g, c, : len(places)] = True
             open_[g, : len(group.numbers)] = open_cases[g]
         self.tree = Tree() if keep else None
         nodes = np.array([self._node(g) for g in range(len(groups))])
@@ -223,40 +238,72 @@ class Splitter:
             if not passes.complete:
                 return None
             # Rows of cases that are open on the box; the others keep the bound that says nothing.
-            wanted = (self.members[g[:count]] & boxes.open[:count, :, None]).any(axis=1)
+            wanted = self._rows_of(g[:count], boxes.open[:count])
             b, r = np.nonzero(wanted)
             found = passes.bound(b, self.matrix[g[b], r])
             bound = np.full(wanted.shape, -np.inf)
             bound[b, r] = found.bound
-            middle = 0.5 * lower[:count] + 0.5 * upper[:count]
-            points = np.repeat(middle[:, None], self.matrix.shape[1] + 1, axis=1)
-            points[b, r] = found.minimisers
             coefficients = np.zeros((*wanted.shape, lower.shape[1]))
             coefficients[b, r] = found.coefficients
+            minimisers = np.repeat(
+                0.5 * lower[:count, None] + 0.5 * upper[:count, None], wanted.shape[1], axis=1
+            )
+            minimisers[b, r] = found.minimisers
+            points = self._points(g[:count], lower[:count], upper[:count], bound, minimisers)
             violation = self._violation(g, points)
         part = boxes[np.arange(count)]
         ends = lower[:count], upper[:count]
-        return self._judged(part, bound, coefficients, points, violation, ends)
+        return self._judged(part, bound, coefficients, minimisers, points, violation, ends)
 
-    def _judged(self, boxes: Boxes, bound, coefficients, points, violation, ends) -> "Found":
+    def _rows_of(self, g, open_) -> np.ndarray:
+        """(boxes, rows): which rows belong to a case that is open on the box."""
+        rows = np.zeros((len(g), self.matrix.shape[1]), bool)
+        b, c = np.nonzero(open_)
+        used = self.used[g[b], c]
+        rows[np.broadcast_to(b[:, None], used.shape)[used], self.places[g[b], c][used]] = True
+        return rows
+
+    def _points(self, g, lower, upper, bound, minimisers) -> np.ndarray:
+        """(boxes, points, entries): where rows are smallest, and the centre.
+
+        Where that is too many, those of the rows with the lowest bounds: nearest to a violation.
+        """
+        if self.points <= bound.shape[1]:
+            low = np.where(np.isfinite(bound), bound - self.limits[g], np.inf)
+            best = np.argpartition(low, self.points - 2, axis=1)[:, : self.points - 1]
+            minimisers = np.take_along_axis(minimisers, best[..., None], axis=1)
+        return np.concatenate([minimisers, 0.5 * lower[:, None] + 0.5 * upper[:, None]], axis=1)
+
+    def _judged(
+        self, boxes: Boxes, bound, coefficients, minimisers, points, violation, ends
+    ) -> "Found":
         """Which cases are refuted, by one row or by several, and which entries matter."""
         g = boxes.group
-        limits, strict, members = self.limits[g], self.strict[g], self.members[g]
+        limits, strict = self.limits[g], self.strict[g]
         proven = np.isfinite(bound) & ((bound > limits) | (strict & (bound >= limits)))
-        over = np.where(members & np.isfinite(bound)[:, None], bound[:, None] - limits[:, None],
-                        -np.inf)  # fmt: skip
-        best = np.argmax(over, axis=2)
-        refuted = boxes.open & (members & proven[:, None]).any(axis=2)
+        # All of these are (boxes, cases, rows of a case).
+        at = np.arange(len(g))[:, None, None], self.places[g]
+        usable = self.used[g] & np.isfinite(bound)[at]
+        over = np.where(usable, (bound - limits)[at], -np.inf)
+        nearest = np.argmax(over, axis=2)[..., None]
+        best = np.take_along_axis(self.places[g], nearest, axis=2)[..., 0]
+        refuted = boxes.open & (self.used[g] & proven[at]).any(axis=2)
         weights: dict[tuple[int, int], np.ndarray] = {}
-        b, c = np.nonzero(boxes.open & ~refuted & ((members & np.isfinite(over)).sum(axis=2) > 1))
-        if len(b):
+        alone = np.sum(usable & np.isfinite(over), axis=2) <= 1
+        every = np.argwhere(boxes.open & ~refuted & ~alone)
+        at_once = max(MIXED_NUMBERS // (self.places.shape[2] * coefficients.shape[2]), 1)
+        for begin in range(0, len(every), at_once):
+            b, c = every[begin : begin + at_once].T
+            rows = b[:, None], self.places[g[b], c]
             found = mix(
-                coefficients[b], points[b, :-1], bound[b] - limits[b],
-                np.abs(bound[b]) + np.abs(limits[b]), members[b, c], ends[0][b], ends[1][b],
+                coefficients[rows], minimisers[rows], (bound - limits)[rows],
+                (np.abs(bound) + np.abs(limits))[rows], self.used[g[b], c], ends[0][b], ends[1][b],
             )  # fmt: skip
             for k in np.flatnonzero(found.bound > 0):
                 refuted[b[k], c[k]] = True
-                weights[int(b[k]), int(c[k])] = found.weights[k]
+                of_rows = np.zeros(bound.shape[1])
+                np.add.at(of_rows, rows[1][k], found.weights[k])
+                weights[int(b[k]), int(c[k])] = of_rows
         return Found(
             bound, points, violation, self._scores(boxes, coefficients, refuted), refuted, best,
             weights,
@@ -265,7 +312,7 @@ class Splitter:
     def _scores(self, boxes: Boxes, coefficients, refuted) -> np.ndarray:
         """How much each free entry matters to the rows of open cases, and how wide it still is."""
         g = boxes.group
-        rows = (self.members[g] & (boxes.open & ~refuted)[:, :, None]).any(axis=1)
+        rows = self._rows_of(g, boxes.open & ~refuted)
         size = np.abs(coefficients[:, :, self.free])
         influence = np.sum(np.where(rows[..., None] & np.isfinite(size), size, 0), axis=1)
         # Entries without influence on the linear bounds may still matter: they are cut in the end.
@@ -279,10 +326,20 @@ class Splitter:
         """(boxes, points, cases): the largest of the case's rows minus its goal."""
         full = np.concatenate([points, np.repeat(points[:1], len(g) - len(points), axis=0)])
         values = np.asarray(_outputs(self.double, jnp.asarray(full)))[: len(points)]
-        g = g[: len(points)]
-        with np.errstate(invalid="ignore", over="ignore"):
-            excess = np.einsum("bro,bpo->bpr", self.matrix[g], values) - self.goals[g][:, None]
-        return np.max(np.where(self.members[g][:, None], excess[:, :, None], -np.inf), axis=3)
+        violation = np.empty((*points.shape[:2], self.places.shape[1]))
+        of_box = points.shape[1] * max(self.places[0].size, self.matrix.shape[1])
+        at_once = max(POINT_NUMBERS // of_box, 1)
+        for begin in range(0, len(points), at_once):
+            some = slice(begin, begin + at_once)
+            own = g[: len(points)][some]
+            with np.errstate(invalid="ignore", over="ignore"):
+                excess = np.einsum("bro,bpo->brp", self.matrix[own], values[some])
+                excess -= self.goals[own][..., None]
+            # (boxes, cases, rows of a case, points)
+            excess = excess[np.arange(len(own))[:, None, None], self.places[own]]
+            largest = np.max(np.where(self.used[own][..., None], excess, -np.inf), axis=2)
+            violation[some] = np.swapaxes(largest, 1, 2)
+        return violation
 
 
 @dataclass
@@ -337,13 +394,14 @@ def divisible(lower, upper) -> np.ndarray:
 def rows_at_once(parts: Split, memory: float) -> int:
     """How many rows go back through the network at a time: a power of two."""
     neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
-    rows = min(int(memory * 2**30 / (8 * 32 * neurons)), LANE_NUMBERS // neurons, 1024)
-    return 1 << max(rows, 16).bit_length() - 1
+    rows = min(int(memory * 2**30 / (8 * 32 * neurons)), max(LANE_NUMBERS // neurons, 16), 1024)
+    return 1 << max(rows, 1).bit_length() - 1
 
 
-def _boxes_at_once(parts: Split, memory: float) -> int:
+def boxes_at_once(parts: Split, numbers: int, memory: float) -> int:
+    """How many boxes are bounded at a time, each with so many numbers for its rows and cases."""
     neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
-    boxes = max(min(int(memory * 2**30 / (8 * 64 * neurons)), BATCH), FEW)
+    boxes = min(int(memory * 2**30 / (8 * (64 * neurons + numbers))), BATCH)
     return 1 << max(boxes, 1).bit_length() - 1
 
 

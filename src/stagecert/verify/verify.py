@@ -4,6 +4,7 @@ What the search believes to be proven is no answer yet: "unsat" is said once the
 reads model and property with code of its own, has accepted the certificate (see `proving`).
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from stagecert.verify.proving import (
 )
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
+from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter, rows_at_once
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
@@ -245,6 +247,7 @@ class Verification:
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
         model = opened(self.model)
+        check_memory(model.network, self.memory)
         self.network, self.groups = groups_of(model.network, self.property)
         self.states = [
             _State(
@@ -301,7 +304,7 @@ class Verification:
         for group, state in zip(self.groups, self.states, strict=False):
             margins = group.margin(state.bounds)
             for c, number in enumerate(group.numbers):
-                rows = [group.rows.index(r) for r in self._rows_of(number)]
+                rows = group.places[c].tolist()
                 best = float(np.max(margins[rows])) if rows else -np.inf
                 refuted = bool(state.refuted[c])
                 row = state.row[c]
@@ -331,10 +334,6 @@ class Verification:
             self.objection,
             self.rejected,
         )
-
-    def _rows_of(self, number: int):
-        case = self.property.cases[number]
-        return (*case.outputs, *case.inputs.rows)
 
     # -- the order of things -------------------------------------------------------------------
 
@@ -443,7 +442,11 @@ class Verification:
 
     def _bound_some(self, how: str, chosen: list[int]) -> None:
         picks = [
-            np.flatnonzero(self.groups[g].members[~self.states[g].refuted].any(axis=0))
+            np.unique(
+                np.concatenate(
+                    [self.groups[g].places[c] for c in np.flatnonzero(~self.states[g].refuted)]
+                )
+            )
             for g in chosen
         ]
         if not any(map(len, picks)):
@@ -466,7 +469,7 @@ class Verification:
             passes = np.zeros(len(group.rows), bool)
             passes[pick] = group.passes(found.bound[k], pick)
             for c in np.flatnonzero(~state.refuted):
-                rows_that = np.flatnonzero(group.members[c] & passes)
+                rows_that = group.places[c][passes[group.places[c]]]
                 if len(rows_that):
                     row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
                     state.how[c], state.row[c] = how, row
@@ -537,17 +540,21 @@ class Verification:
 
     def _try_minimisers(self, points: np.ndarray, chosen: list[int]) -> None:
         """Attacks from the points where bounds are attained: (boxes, rows, entries)."""
-        lanes, starts = [], []
-        for k, g in enumerate(chosen):
-            for c in np.flatnonzero(~self.states[g].refuted):
-                for point in points[k]:
-                    lanes.append((g, int(c)))
-                    starts.append(point)
-        self._descend_from(np.array(starts), lanes)
+        every = (
+            (k, g, int(c), r)
+            for k, g in enumerate(chosen)
+            for c in np.flatnonzero(~self.states[g].refuted)
+            for r in range(points.shape[1])
+        )
+        # There are as many as cases times rows.
+        some = list(itertools.islice(every, 4 * attack.lanes_at_once(self.network)))
+        self._descend_from(
+            np.array([points[k, r] for k, _, _, r in some]), [(g, c) for _, g, c, _ in some]
+        )
 
     def _descend_from(self, starts: np.ndarray, lanes: list[tuple[int, int]]) -> None:
         width = attack.lanes_at_once(self.network)
-        for begin in range(0, min(len(lanes), 4 * width), width):
+        for begin in range(0, len(lanes), width):
             some = lanes[begin : begin + width]
             pad = width - len(some)
             points = np.concatenate([starts[begin : begin + width], starts[[begin] * pad]])
@@ -602,10 +609,11 @@ class Verification:
         assert step.open is not None
         worth = np.where(step.open[:, None], step.violation, np.inf)
         worth = np.where(np.isnan(worth), np.inf, worth)
-        best = np.argsort(worth, axis=None)
-        width = attack.lanes_at_once(self.network)
-        best = best[: width if descend else 8]
-        best = best[np.isfinite(worth.reshape(-1)[best])]
+        flat = worth.reshape(-1)
+        some = min(attack.lanes_at_once(self.network) if descend else 8, flat.size)
+        best = np.argpartition(flat, some - 1)[:some]
+        best = best[np.argsort(flat[best], kind="stable")]
+        best = best[np.isfinite(flat[best])]
         if not len(best):
             return
         b, p, c = np.unravel_index(best, worth.shape)

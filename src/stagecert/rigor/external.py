@@ -1,0 +1,144 @@
+"""A model's files: its own contents, and the files beside it that hold weights."""
+
+import gzip
+import hashlib
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from stagecert.errors import ProblemError
+from stagecert.rigor.functions import Refused
+
+_LARGEST_FILE = 2**31
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Model:
+    """The (unpacked) contents of a model file, and of its external files by location."""
+
+    data: bytes
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the model, followed by its external files in the order of their locations.
+
+        Before each of these stand its location and its length, so that no bytes can move from one
+        file to another.
+        """
+        found = hashlib.sha256(self.data)
+        for location, data in sorted(self.files.items()):
+            found.update(f"\0{location}\0{len(data)}\0".encode() + data)
+        return found.hexdigest()
+
+
+def contents(path) -> bytes:
+    """A file's contents, unpacked if it is gzipped."""
+    try:
+        data = _raw(path)
+        if data[:2] == _GZIP:
+            with gzip.open(path) as file:
+                data = _limited(path, file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ProblemError(f"{path}: cannot be read: {error}.") from None
+    return data
+
+
+def _raw(path) -> bytes:
+    with Path(path).open("rb") as file:
+        return _limited(path, file)
+
+
+def _limited(path, file) -> bytes:
+    data = file.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise ProblemError(f"{path}: larger than 2 GiB.")
+    return data
+
+
+def model_contents(path) -> Model:
+    """A model file and the files that it refers to, which are in its folder or below.
+
+    Raises:
+        ProblemError: one of them cannot be read.
+    """
+    path, data = Path(path), contents(path)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception:
+        return Model(data)  # whoever reads it will say so
+    locations = sorted({location for tensor in _tensors(model) for location in _locations(tensor)})
+    try:
+        with path.open("rb") as file:
+            if locations and file.read(2) == _GZIP:
+                raise ProblemError(
+                    f"{path}: is gzipped, but keeps weights in another file; unpack it."
+                )
+        targets = {location: _inside(path, location) for location in locations}
+        if sum(target.stat().st_size for target in targets.values()) > _LARGEST_FILE:
+            raise ProblemError(f"{path}: the files with its weights are larger than 2 GiB.")
+        files = {location: _raw(target) for location, target in targets.items()}
+    except OSError as error:
+        raise ProblemError(f"{path}: its weights cannot be read: {error}.") from None
+    return Model(data, files)
+
+
+def _inside(path: Path, location: str) -> Path:
+    """A file in the folder of a model, or in one below it; links must not lead out of it."""
+    folder, relative = path.parent.resolve(), Path(location)
+    strange = not location or "\\" in location or "\0" in location
+    outside = strange or relative.is_absolute() or ".." in relative.parts
+    target = folder if outside else (folder / relative).resolve()
+    if outside or not target.is_relative_to(folder):
+        raise ProblemError(
+            f"{path}: keeps weights in '{location}', which is not in the model's own folder."
+        )
+    if not target.is_file():
+        raise ProblemError(f"{path}: keeps weights in '{location}', which is missing.")
+    return target
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All tensors that the checker may read."""
+    yield from model.graph.initializer
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            for item in node.attribute:
+                yield from (item.t, *item.tensors)
+
+
+def _locations(tensor: onnx.TensorProto) -> list[str]:
+    return [entry.value for entry in tensor.external_data if entry.key == "location"]
+
+
+def fetched(tensor: onnx.TensorProto, files: dict[str, bytes]) -> onnx.TensorProto:
+    """The tensor with its data in it."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    name = f"'{tensor.name}', which is stored in another file,"
+    if len(entries) != len(tensor.external_data) or not entries.keys() <= {
+        "location", "offset", "length", "checksum",
+    }:  # fmt: skip
+        raise Refused(f"{name} has entries that are not understood")
+    data = files.get(entries.get("location", ""))
+    if data is None:
+        raise Refused(f"{name} is missing")
+    try:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except KeyError:
+        raise Refused(f"{name} has an unknown type") from None
+    size = math.prod(tensor.dims) * kind.itemsize
+    numbers = [entries.get("offset", "0"), entries.get("length", str(size))]
+    if not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
+        raise Refused(f"{name} has an impossible offset or length")
+    offset, length = map(int, numbers)
+    if length != size or offset + length > len(data):
+        raise Refused(f"{name} has an offset and a length that do not fit its shape or the file")
+    found = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    found.raw_data = data[offset : offset + length]
+    return found

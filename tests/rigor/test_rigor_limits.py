@@ -1,0 +1,381 @@
+"""What a certificate may cost: limits that are checked first, and work that is done once."""
+
+import hashlib
+import io
+import json
+import time
+import types
+import zipfile
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rigor_models as models
+
+from stagecert import ProblemError, properties
+from stagecert.rigor import certificate as format_
+from stagecert.rigor import check, checker, graph
+from stagecert.rigor.bounds import Facts
+from stagecert.rigor.certificate import Certificate
+from stagecert.rigor.checker import Checker, Task
+from stagecert.rigor.functions import Refused
+from stagecert.rigor.numbers import Arithmetic
+
+
+class Small:
+    """y = relu(x) on [0, 1]^2, where y_0 <= -0.5 has no point, and certificates for that."""
+
+    def __init__(self, folder: Path, size: int = 2):
+        make = models.Maker()
+        self.model = make.model(
+            [("x", [1, size])], [(make.node("Relu", make.node("Relu", "x")), [1, size])]
+        ).SerializeToString()
+        self.text = models.vnnlib([0] * size, [1] * size, size, "(assert (<= Y_0 -0.5))").encode()
+        self.paths = [folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
+        self.paths[0].write_bytes(self.model)
+        self.paths[1].write_bytes(self.text)
+
+    def write(self, splits=((-1, 0.0),), leaves=(), arrays=None, multipliers=None) -> None:
+        axes, cuts = zip(*splits, strict=True)
+        count = axes.count(-1)
+        held = {
+            "a": np.array(axes, "<i4"),
+            "b": np.array(cuts, "<f8"),
+            "c": np.ones((count, 1)) if multipliers is None else multipliers,
+        }
+        case = {"axes": "a", "cuts": "b", "multipliers": "c", "leaves": list(leaves)}
+        header = {"format": "stagecert certificate", "version": 1, "stagecert": "0",
+                  "cases": [case]}  # fmt: skip
+        models.write(self.paths[2], header, held | (arrays or {}), self.model, self.text)
+
+    def check(self, **options):
+        return check(*self.paths, **options)
+
+    def checker(self) -> Checker:
+        return Checker(graph.read(self.model, Arithmetic()), properties.load(self.text))
+
+
+@pytest.fixture
+def small(tmp_path) -> Small:
+    return Small(tmp_path)
+
+
+def _tree(leaves: int):
+    """Halves of halves along both axes, in preorder."""
+    found, stack = [], [(np.zeros(2), np.ones(2), leaves)]
+    while stack:
+        low, high, count = stack.pop()
+        if count == 1:
+            found.append((-1, 0.0))
+            continue
+        axis = int(np.argmax(high - low))
+        left, right = high.copy(), low.copy()
+        left[axis] = right[axis] = 0.5 * (low + high)[axis]
+        found.append((axis, float(left[axis])))
+        stack += [(right, high, count - count // 2), (low, left, count // 2)]
+    return found
+
+
+def test_leaves_cover_the_box_and_nothing_else(small):
+    small.write(_tree(37))
+    case = Certificate(small.paths[2]).cases(2, [1])[0]
+    tasks = list(small.checker().tasks(0, case))
+    assert [task.number for task in tasks] == list(range(37))
+    areas = [
+        (Fraction(t.high[0]) - Fraction(t.low[0])) * (Fraction(t.high[1]) - Fraction(t.low[1]))
+        for t in tasks
+    ]
+    assert sum(areas) == 1
+    points = np.random.default_rng(0).uniform(size=(500, 2))
+    inside = [np.all((task.low <= points) & (points <= task.high), axis=1) for task in tasks]
+    assert np.all(np.sum(inside, axis=0) == 1)  # no point of these is on an edge
+
+
+def test_a_deep_tree_needs_little_memory(tmp_path):
+    # Every node of the way used to hold two arrays: 4 GB for this one.
+    size, deep = 1000, 20_000
+    small = Small(tmp_path, size)
+    splits = [(k % size, 0.5) for k in range(deep)] + [(-1, 0.0)] * (deep + 1)
+    small.write(splits)
+    case = Certificate(small.paths[2]).cases(2, [1])[0]
+    tasks = small.checker().tasks(0, case)
+    begin, count = time.process_time(), sum(1 for _ in tasks)
+    assert count == deep + 1
+    assert time.process_time() - begin < 20
+
+
+def test_many_leaves(small):
+    # 65,536 leaves took 138 s where each was worked in Python by itself.
+    small.write(_tree(20_000))
+    calls = []
+    begin = time.process_time()
+    report = small.check(progress=lambda *counts: calls.append(counts))
+    assert time.process_time() - begin < 30
+    assert report.accepted
+    assert len(report.bounds[0]) == 20_000
+    assert calls[-1] == (20_000, 20_000)
+    assert len(calls) > 20
+
+
+def test_there_are_not_too_many_leaves_or_multipliers(small, monkeypatch):
+    small.write(_tree(9))
+    assert small.check().accepted
+    for limit in ("_MOST_LEAVES", "_MOST_MULTIPLIERS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(format_, limit, 8)
+            report = small.check()
+            assert "there are more than" in report.reasons[0]
+
+
+def _boxes(entries, sides, rows=None):
+    """A leaf with slopes for entries of the second activation's argument."""
+    count = len(entries) if rows is None else rows
+    arrays = {"e": np.array(entries, "<i4"), "s": np.array(sides, "<i4"),
+              "l": np.ones((count, 1, 2), "<f4")}  # fmt: skip
+    given = {"entries": "e", "sides": "s", "slopes": [["l", None]]}
+    return [{"number": 0, "slopes": [None, None], "boxes": [None, given]}], arrays
+
+
+def test_entries_of_a_box_come_once(small):
+    leaves, arrays = _boxes([0, 1, 0, 1], [1, 1, -1, -1])
+    small.write(leaves=leaves, arrays=arrays)
+    assert small.check().accepted
+    leaves, arrays = _boxes([0, 0, 1, 1], [-1, 1, 1, -1])
+    small.write(leaves=leaves, arrays=arrays)
+    assert small.check().accepted
+    leaves, arrays = _boxes([], [])
+    small.write(leaves=leaves, arrays=arrays)
+    assert small.check().accepted
+    for entries, sides, reason in (
+        ([0, 0], [1, 1], "do not increase"),
+        ([1, 0], [-1, -1], "do not increase"),
+        ([2], [1], "not there"),
+        ([-1], [1], "not there"),
+        ([1], [0], "sides"),
+    ):
+        leaves, arrays = _boxes(entries, sides)
+        small.write(leaves=leaves, arrays=arrays)
+        report = small.check()
+        assert not report.accepted
+        assert reason in report.reasons[0]
+
+
+def test_millions_of_equal_entries_are_refused_at_once(small):
+    # 24.5 kB of zeros, packed, used to take 70 s.
+    count = 3_000_000
+    leaves, arrays = _boxes(np.zeros(count), np.ones(count), rows=1)
+    small.write(leaves=leaves, arrays=arrays)
+    begin = time.process_time()
+    assert "do not increase" in small.check().reasons[0]
+    assert time.process_time() - begin < 5
+
+
+def test_sizes_of_files_headers_arrays_and_members(small, monkeypatch):
+    small.write()
+    assert small.check().accepted
+    for limit, value, reason in (
+        ("_LARGEST_FILE", 100, "larger than 100 bytes"),
+        ("_LARGEST_HEADER", 10, "the header is larger"),
+        ("_LARGEST_ARRAY", 10, "it is larger than 10 bytes"),
+        ("_LARGEST_TOTAL", 300, "more than 300 bytes when unpacked"),
+        ("_MOST_MEMBERS", 3, "4 members, more than 3"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(format_, limit, value)
+            report = small.check()
+            assert not report.accepted
+            assert reason in report.reasons[0]
+
+
+def test_bombs_are_not_unpacked(small, monkeypatch):
+    monkeypatch.setattr(format_, "_LARGEST_TOTAL", 2**22)
+    small.write()
+    header = zipfile.ZipFile(small.paths[2]).read("header.json")
+    zeros = bytes(2**18)
+    with zipfile.ZipFile(small.paths[2], "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("header.json", header)
+        for k in range(17):
+            file.writestr(f"{k}.npy", zeros)
+    assert small.paths[2].stat().st_size < 2**14
+    assert "when unpacked" in small.check().reasons[0]
+    # Other ways of packing can ask for much memory by themselves.
+    with zipfile.ZipFile(small.paths[2], "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("header.json", header)
+    with pytest.raises(ProblemError, match="packed neither by deflate nor not at all"):
+        small.check()
+
+
+def test_splits_without_leaves_are_refused_when_they_are_read(small):
+    small.write([(0, 0.5)] * 10 + [(-1, 0.0)])
+    with pytest.raises(Refused, match="one split less than leaves"):
+        Certificate(small.paths[2]).cases(2, [1])
+
+
+def test_certificates_from_bytes_and_open_files(small):
+    small.write(_tree(3))
+    data = small.paths[2].read_bytes()
+    for source in (data, io.BytesIO(data), small.paths[2], str(small.paths[2])):
+        report = small.checker().accepts(Certificate(source))
+        assert report.accepted
+        assert report == small.check()
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"hello\n", "it is a text file"),
+        (b"; x\n(declare-const X_0 Real)", "it is a VNN-LIB property"),
+        (b"\x1f\x8b\x08junk", "it is a gzip file"),
+        (b"PK\x03\x04junk", "it is a damaged zip file"),
+        (b"\x08\x0a\x12junk", "it is no zip file"),
+        (_zip({"a.npy": b""}), "the zip file has no member header.json"),
+        (_zip({"header.json": b"{"}), "header.json cannot be read"),
+        (_zip({"header.json": b"[" * 10**6}), "header.json cannot be read"),
+        (_zip({"header.json": b"[1]"}), "does not have the format"),
+        (_zip({"header.json": json.dumps({"format": "other"}).encode()}), "the format"),
+    ],
+)
+def test_what_a_junk_file_is_not(data, said, small):
+    small.paths[2].write_bytes(data)
+    with pytest.raises(ProblemError, match="is no stagecert certificate") as error:
+        small.check()
+    assert said in str(error.value)
+    assert str(small.paths[2]) in str(error.value)
+    with pytest.raises(ProblemError, match="the certificate: is no stagecert certificate"):
+        Certificate(data)
+
+
+# -- work that is done once ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def derived(monkeypatch) -> list:
+    """How many boxes facts are derived for, and whether with passes back."""
+    calls, derive = [], Facts.derive
+
+    def counted(self, tighter=None, passes=True):
+        calls.append((len(self.inputs[0]), passes))
+        return derive(self, tighter, passes)
+
+    monkeypatch.setattr(Facts, "derive", counted)
+    return calls
+
+
+def test_what_was_bounded_before_is_remembered(small, derived):
+    leaves, arrays = _boxes([0, 1], [1, 1])
+    small.write(_tree(5), leaves, arrays)
+    made = small.checker()
+    first = made.accepts(Certificate(small.paths[2]))
+    assert first.accepted
+    assert derived
+    derived.clear()
+    assert made.accepts(Certificate(small.paths[2])) == first
+    assert not derived
+    # Whatever a bound depends on: another box, multiplier, slope or entry is another bound.
+    for splits, entries, slope, multiplier in (
+        ([(1, 0.25), *_tree(2), (-1, 0.0)], [0, 1], 1.0, 1.0),
+        (_tree(5), [0, 1], 1.0, 2.0),
+        (_tree(5), [0, 1], 0.5, 1.0),
+        (_tree(5), [1], 1.0, 1.0),
+    ):
+        leaves, arrays = _boxes(entries, [1] * len(entries))
+        arrays["l"] = np.float32(slope) * arrays["l"]
+        count = sum(axis == -1 for axis, _ in splits)
+        small.write(splits, leaves, arrays, np.full((count, 1), multiplier))
+        assert made.accepts(Certificate(small.paths[2])).accepted
+        assert derived
+        derived.clear()
+
+
+def test_arrays_are_remembered_by_what_is_in_them(small, derived):
+    """A writer holds arrays in memory under names of its own."""
+    leaves, arrays = _boxes([0, 1], [1, 1])
+    small.write(leaves=leaves, arrays=arrays)
+    made = small.checker()
+    held = types.SimpleNamespace(
+        array=lambda name, kinds, shape: {"x": arrays["e"], "y": arrays["s"]}[name],
+        slopes=lambda name, shape: {"z": arrays["l"].astype(float)}[name],
+    )
+    rows = format_.Rows("x", "y", (("z", None),))
+    leaf = format_.Leaf((None, None), (None, rows))
+    task = Task(0, 0, np.zeros(2), np.ones(2), (1.0,), leaf)
+    ((_, (bound,)),) = made.bounds(held, [task])  # type: ignore
+    derived.clear()
+    report = made.accepts(Certificate(small.paths[2]))
+    assert report.accepted
+    assert report.bounds == ((float(bound),),)
+    assert not derived
+
+
+def test_a_remembered_bound_that_refutes_nothing_refutes_nothing(small):
+    small.text = small.text.replace(b"-0.5", b"0.5")
+    small.paths[1].write_bytes(small.text)
+    small.write()
+    made = small.checker()
+    for _ in range(2):
+        report = made.accepts(Certificate(small.paths[2]))
+        assert not report.accepted
+        assert "refutes nothing" in report.reasons[0]
+
+
+def test_memory_is_bounded(small, monkeypatch):
+    monkeypatch.setattr(checker, "_MOST_REMEMBERED", 10)
+    monkeypatch.setattr(checker, "_MOST_OBJECTIVES", 10)
+    multipliers = 1 + np.random.default_rng(0).uniform(size=(40, 1))
+    small.write(_tree(40), multipliers=multipliers)
+    made = small.checker()
+    assert made.accepts(Certificate(small.paths[2])).accepted
+    assert len(made._remembered) == 10
+    assert len(made._objectives) == 10
+
+
+def test_leaves_come_in_windows(small, monkeypatch):
+    monkeypatch.setattr(checker, "_NUMBERS_AT_ONCE", 64 * 6)
+    small.write(_tree(40))
+    assert small.check().accepted
+
+
+def test_who_watches_can_end_a_check(small):
+    small.write(_tree(5))
+
+    def late(finished, total):
+        raise TimeoutError("late")
+
+    with pytest.raises(TimeoutError, match="late"):
+        small.check(progress=late)
+
+
+def test_large_networks_try_intervals_first(small, derived, monkeypatch):
+    monkeypatch.setattr(checker, "_LARGE", 1)
+    small.write(_tree(3))
+    report = small.check()
+    assert report.accepted
+    assert derived == [(3, False)]
+    # Where intervals do not do, passes back follow, and after some boxes intervals are left out.
+    derived.clear()
+    monkeypatch.setattr(checker, "_MOST_BOXES", 4)
+    make = models.Maker()
+    x = make.node("Relu", "x")
+    x = make.node("Relu", make.node("Sub", x, x))  # zero, which intervals do not see
+    small.model = make.model([("x", [1, 2])], [(x, [1, 2])]).SerializeToString()
+    small.paths[0].write_bytes(small.model)
+    small.text = small.text.replace(b"(<= Y_0 -0.5)", b"(>= Y_0 0.01)")
+    small.paths[1].write_bytes(small.text)
+    small.write(_tree(20))
+    assert small.check().accepted
+    assert derived == [(4, False), (4, True)] * 2 + [(4, True)] * 3
+
+
+def test_the_digest_of_a_leaf_tells_parts_apart():
+    assert checker._digest(b"1", b"23") != checker._digest(b"12", b"3")
+    assert checker._digest(1, (1.0,)) == hashlib.sha256(b"1:16:(1.0,)").digest()

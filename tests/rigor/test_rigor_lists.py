@@ -1,0 +1,39 @@
+"""The checker reads what the search reads, and refuses what it refuses."""
+
+import pytest
+import rigor_catalogue as catalogue
+
+from stagecert.errors import ProblemError
+from stagecert.networks import onnx as importer
+from stagecert.rigor import graph, operators  # noqa: F401  (operators registers itself)
+from stagecert.rigor.functions import Refused
+from stagecert.rigor.numbers import Arithmetic
+
+ENTRIES = [*catalogue.READ, *catalogue.REFUSED]
+
+
+def test_the_lists_of_operators_are_equal():
+    assert sorted(graph.HANDLERS) == importer.supported()
+
+
+def test_the_catalogue_has_every_operator():
+    # So that no operator can be added to one side without being compared.
+    used = {node.op_type for entry in catalogue.READ for node in entry.model().graph.node}
+    assert set(graph.HANDLERS) - {"Constant"} <= used
+
+
+@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name) for entry in ENTRIES])
+def test_both_read_or_both_refuse(entry):
+    data, outcomes = entry.model().SerializeToString(), []
+    for read, refusal in (
+        (lambda: graph.read(data, Arithmetic()), Refused),
+        (lambda: importer.load(data), ProblemError),
+    ):
+        try:
+            read()
+        except refusal as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append("read")
+    assert (outcomes[0] == "read") == (outcomes[1] == "read"), outcomes
+    assert (outcomes[0] == "read") == (entry in catalogue.READ)
