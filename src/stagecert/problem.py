@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from stagecert.pieces import Treatment, evaluate
 from stagecert.sets import AbstractSet
@@ -274,7 +275,7 @@ def as_arrays(tree, dtype=None):
             floating = jnp.issubdtype(leaf.dtype, jnp.floating)
             if floating and dtype == np.float64 and leaf.dtype == np.float32:
                 # NumPy keeps what is below float32's normal range; XLA may take it for zero.
-                leaf = leaf if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf, np.float64)
+                leaf = leaf if isinstance(leaf, Tracer) else np.asarray(leaf, np.float64)
             return jnp.asarray(leaf, dtype if floating else None)
         return leaf
 

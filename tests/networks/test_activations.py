@@ -345,14 +345,15 @@ def test_hulls_are_sound_convex_and_finite(name, dtype):
         assert np.all(back <= allowed)
     if kind in ("gelu", "gelu_tanh"):  # the tails have the rounding of their exponents
         size = size * (1 + np.clip(-low, 0, 40) ** 3)
-    # The wedge closes at the ends, and the range is reached.
+    # The wedge closes at the ends (but for room for rounded constants), and the range is reached.
+    room = 1e-8 if kind == "gelu_tanh" else 1e-20
     for k in (-2, -1):
-        assert np.all(value[k] - lower[k] <= 1000 * eps * size + 1e-20)
-        assert np.all(upper[k] - value[k] <= 1000 * eps * size + 1e-20)
+        assert np.all(value[k] - lower[k] <= 1000 * eps * size + room)
+        assert np.all(upper[k] - value[k] <= 1000 * eps * size + room)
     dense = exact(truth, (low + width * np.linspace(0, 1, 61)[:, None]).astype(dtype))
     dense = np.concatenate([dense, value])
     moderate = width < 30
-    reached = 0.02 * (np.max(dense, axis=0) - np.min(dense, axis=0)) + 64 * eps * size
+    reached = 0.02 * (np.max(dense, axis=0) - np.min(dense, axis=0)) + 64 * eps * size + room
     assert np.all((np.min(dense, axis=0) - least <= reached)[moderate])
     assert np.all((most - np.max(dense, axis=0) <= reached)[moderate])
 

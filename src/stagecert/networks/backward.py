@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from stagecert import pieces
-from stagecert.networks.operations import Linear
+from stagecert.networks.operations import Linear, Shift
 from stagecert.networks.relaxation import Layer, Segment
 from stagecert.networks.wedges import AbstractWedge
 from stagecert.sets import AbstractSet
@@ -131,6 +131,7 @@ def _terms(segment: Segment, shapes: list, size: int, consumers: int) -> int:
             total += uses * node.operation.back_terms(node.weights, read)
             total += node.operation.terms(node.weights, *read)
         else:  # a shift, which may repeat its argument
+            assert isinstance(node.operation, Shift)
             total += math.prod(node.shape) // max(math.prod(read[0]), 1) + 1
             total += node.operation.loose
     return total

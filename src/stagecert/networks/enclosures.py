@@ -134,7 +134,8 @@ def add(x: Constant, y: Constant) -> Constant:
 
 def negative(x: Constant) -> Constant:
     """-x."""
-    return -x if not isinstance(x, Enclosure) else Enclosure(-x.high, -x.low)
+    # NumPy turns arrays without axes into scalars, which are no arrays.
+    return np.asarray(-x) if not isinstance(x, Enclosure) else Enclosure(-x.high, -x.low)
 
 
 def multiply(x: Constant, y: Constant) -> Constant:
@@ -175,7 +176,7 @@ def root(x: Constant) -> Constant:
 def absolute(x: Constant) -> Constant:
     """|x|."""
     if not isinstance(x, Enclosure):
-        return np.abs(x)
+        return np.asarray(np.abs(x))
     crosses = (x.low < 0) & (x.high > 0)
     low = np.where(crosses, 0, np.minimum(np.abs(x.low), np.abs(x.high)))
     return Enclosure(low, np.maximum(np.abs(x.low), np.abs(x.high)))
@@ -252,7 +253,7 @@ def _summed(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rest = math.fsum([*row, -near])
         low.append(near if rest >= 0 else math.nextafter(near, -math.inf))
         high.append(near if rest <= 0 else math.nextafter(near, math.inf))
-    return tuple(np.array(ends).reshape(x.shape[:-1]) for ends in (low, high))
+    return np.array(low).reshape(x.shape[:-1]), np.array(high).reshape(x.shape[:-1])
 
 
 def product(x: Constant, axes: Sequence[int], keepdims: bool) -> Constant:

@@ -419,6 +419,14 @@ def hull(profile: Profile, low, high) -> tuple[AbstractSide, AbstractSide]:
     return sides[0], sides[1]
 
 
+def moved_out(side: AbstractSide, room: float) -> AbstractSide:
+    """A side that is further from the function by `room`; only curves can move."""
+    if not room:
+        return side
+    assert isinstance(side, Curve)
+    return eqx.tree_at(lambda c: c.margin, side, side.margin + room)
+
+
 def curves(profile: Profile, signs: Sequence[int], low, high) -> list:
     """The lower (sign 1) or upper (sign -1) hulls of a function with knots, without bridges."""
     bounds = _Bounds(low, high)

@@ -8,7 +8,7 @@ that.
 
 import jax.numpy as jnp
 
-from stagecert.networks.operations import Linear
+from stagecert.networks.operations import Linear, Shift
 from stagecert.networks.relaxation import Segment, Split
 
 
@@ -38,7 +38,8 @@ def segment_interval(segment: Segment, inputs: tuple, blocks: tuple):
             if terms:
                 magnitude = operation.radius(weights, *map(jnp.abs, centres)) + radius
                 radius = widened(radius, magnitude, terms)
-        else:  # a shift
+        else:
+            assert isinstance(operation, Shift)
             ((centre, radius),) = arguments
             centre = operation(weights, centre)
             radius = widened(jnp.broadcast_to(radius, centre.shape), jnp.abs(centre) + radius, 1)

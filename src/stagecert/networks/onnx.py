@@ -391,9 +391,11 @@ class _Conversion:
         call = Call(self.draft, node.op_type, node.name, inputs, attributes, self.opset, outputs)
         if constants:
             made = fold(call, node, self._type(node), self._left)
+            assert all(isinstance(x, CONSTANT) for x in made), node.op_type
             self._left -= sum(array.size for array in made)
             return made, []
         found = list(CONVERTERS[node.op_type](call))
+        assert all(isinstance(x, (Value, *CONSTANT)) for x in found), node.op_type
         return found, call.added
 
     def _substitute(self, node: onnx.NodeProto, inputs: list[Any]) -> list[Any]:

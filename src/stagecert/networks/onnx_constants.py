@@ -23,6 +23,7 @@ from stagecert.networks.onnx_nodes import (
     LARGEST,
     LARGEST_COMPUTED,
     Call,
+    Item,
     Refused,
     check_size,
     words,
@@ -96,7 +97,7 @@ def fold(
         return _moved(call, node)
     if operator in _CASTS:
         return [_cast(_first(call), call.get("to") if operator == "Cast" else like)]
-    floating = [isinstance(x, Enclosure) or x.dtype.kind == "f" for x in known]
+    floating = [_is_floating(x) for x in known]
     table = _FLOATING if floating[0] else _WHOLE
     if operator not in table or (not floating[0] and any(floating)):
         raise Refused("is not supported for constants of this type")
@@ -109,6 +110,10 @@ def _first(call: Call, k: int = 0) -> Constant:
     return item
 
 
+def _is_floating(x: Item) -> bool:
+    return not isinstance(x, np.ndarray) or x.dtype.kind == "f"
+
+
 def _constants(call: Call) -> list[Constant]:
     return [_first(call, k) for k in range(len(call.inputs))]
 
@@ -118,10 +123,9 @@ def _constants(call: Call) -> list[Constant]:
 
 def _moved(call: Call, node: onnx.NodeProto) -> list[Constant]:
     data = call.inputs[1:] if call.operator == "Where" else call.inputs
-    if call.operator in ("Concat", "Where"):
-        floating = {isinstance(x, Enclosure) or x.dtype.kind == "f" for x in data if x is not None}
-        if len(floating) > 1:
-            raise Refused("mixes floating-point numbers with others")
+    kinds = {_is_floating(x) for x in data if x is not None}
+    if call.operator in ("Concat", "Where") and len(kinds) > 1:
+        raise Refused("mixes floating-point numbers with others")
     arrays = [[_end(x, side) for x in call.inputs] for side in ("low", "high")]
     if not any(isinstance(x, Enclosure) for x in call.inputs):
         return [*_evaluated(node, arrays[0], call.opset)]

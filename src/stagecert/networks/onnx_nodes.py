@@ -93,7 +93,8 @@ class Draft:
             if not isinstance(operation, op.Take):
                 _check_weights(weights)
             made = Made(operation, made.arguments, weights, made.number)
-        value = self.builder.add(operation, *made.arguments, weights=weights, name=name)
+        with np.errstate(over="ignore"):  # shapes are found in float32, where settings may overflow
+            value = self.builder.add(operation, *made.arguments, weights=weights, name=name)
         check_size(value.shape, LARGEST_COMPUTED)
         if isinstance(operation, op.Linear):
             # What bounds will ask for, so that nothing loads which they cannot handle.

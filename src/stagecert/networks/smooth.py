@@ -231,10 +231,7 @@ class Smooth(AbstractActivation):
 
     def wedge(self, low, high, weights=None, /):
         sides = hulls.hull(self.profile, low, high)
-        if self.room:
-            wider = [side.margin + self.room for side in sides]
-            sides = eqx.tree_at(lambda pair: [side.margin for side in pair], sides, wider)
-        return HullWedge(*sides)
+        return HullWedge(*(hulls.moved_out(side, self.room) for side in sides))
 
 
 # -- a line on the right, an exponential on the left -----------------------------------------------

@@ -7,7 +7,6 @@ it reads model and property with code of its own.
 """
 
 import functools
-import io
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -117,10 +116,15 @@ def certify(
         proof = _proof(checker, model, found, memory, progress, stop)
         proven = time.monotonic()
         data = packed(proof)
-        report = checker.accepts(Certificate(io.BytesIO(data)))
+        report = checker.accepts(Certificate(data), lambda *_: _look_at_the_clock(stop))
     if not report.accepted:
         raise Rejected("; ".join(report.reasons))
     return Certified(data, report, proven - begin, time.monotonic() - proven)
+
+
+def _look_at_the_clock(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise OutOfTime
 
 
 def proof_of(model, property, found: Refutation | None = None, *, memory: float = 1.0) -> Proof:
@@ -196,8 +200,7 @@ class _Prover:
 
     def look_at_the_clock(self) -> None:
         """Ends the work if time is up."""
-        if self._stop():
-            raise OutOfTime
+        _look_at_the_clock(self._stop)
 
     def cases(self) -> tuple[CaseProof, ...]:
         """Proofs of all cases."""
