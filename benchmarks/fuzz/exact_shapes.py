@@ -258,9 +258,12 @@ def _windows(call: Call, space, kernel):
 def _covered(place, space, kernel, strides, dilations, before):
     """(offset in the kernel, position in the input) of what a window covers, padding too."""
     for offset in np.ndindex(*kernel):
-        yield offset, tuple(
-            p * s - b + o * d
-            for p, s, b, o, d in zip(place, strides, before, offset, dilations, strict=True)
+        yield (
+            offset,
+            tuple(
+                p * s - b + o * d
+                for p, s, b, o, d in zip(place, strides, before, offset, dilations, strict=True)
+            ),
         )
 
 

@@ -84,7 +84,9 @@ def main(count: int, seed: int, jobs: int, out: Path) -> dict:
         "seed": seed,
         "mutants": len(rows),
         "killed": sum(row["killed_by"] is not None for row in rows),
-        "killed_by": dict(collections.Counter(row["killed_by"] for row in rows if row["killed_by"])),
+        "killed_by": dict(
+            collections.Counter(row["killed_by"] for row in rows if row["killed_by"])
+        ),
         "gate": dict(collections.Counter(row["gate"] for row in rows if "gate" in row)),
         "failures": bad,
         "rows": rows,

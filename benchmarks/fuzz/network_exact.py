@@ -93,7 +93,9 @@ def _apply(operation: op.Operation, weights: Any, xs: list[np.ndarray]) -> np.nd
 
 
 def _padded(x: np.ndarray, widths) -> np.ndarray:
-    cut = tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True))
+    cut = tuple(
+        slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True)
+    )
     x, around = x[cut], [(max(a, 0), max(b, 0)) for a, b in widths]
     out = np.empty([n + a + b for n, (a, b) in zip(x.shape, around, strict=True)], object)
     out[...] = fmpq(0)
@@ -104,8 +106,12 @@ def _padded(x: np.ndarray, widths) -> np.ndarray:
 def _places(counts, kernel, strides, dilations):
     """(window, place in the kernel, entry of the padded input)."""
     for place, offset in itertools.product(np.ndindex(*counts), np.ndindex(*kernel)):
-        yield place, offset, tuple(
-            p * s + o * d for p, s, o, d in zip(place, strides, offset, dilations, strict=True)
+        yield (
+            place,
+            offset,
+            tuple(
+                p * s + o * d for p, s, o, d in zip(place, strides, offset, dilations, strict=True)
+            ),
         )
 
 
@@ -159,9 +165,7 @@ def _activation(operation: op.Activation, weights: Any, x: np.ndarray) -> np.nda
     if kind == "clip":
         return exact.each(lambda e: _clipped(e, settings["low"], settings["high"]), x)
     if kind == "prelu":
-        return exact.each(
-            lambda e, s: exact.above(e) + s * exact.below(e), x, _weights(weights)
-        )
+        return exact.each(lambda e, s: exact.above(e) + s * exact.below(e), x, _weights(weights))
     if kind == "square":
         return exact.each(lambda e: e * e, x)
     if kind == "silu":

@@ -579,7 +579,11 @@ def _local_function(w: Writer) -> None:
     reference.ClearField("f")
     reference.ref_attr_name = "slope"
     leaky.attribute.append(reference)
-    nodes = [leaky, helper.make_node("Sub", ["c", "b"], ["d"]), helper.make_node("Relu", ["d"], ["e"])]
+    nodes = [
+        leaky,
+        helper.make_node("Sub", ["c", "b"], ["d"]),
+        helper.make_node("Relu", ["d"], ["e"]),
+    ]
     outputs = w.draw.choice((["d"], ["e"], ["e", "d"]))
     name = w.function(nodes, ["a", "b"], outputs, ["slope"])
     settings = {"slope": float(np.float32(w.draw.choice((0.01, 0.25, -0.5))))}
