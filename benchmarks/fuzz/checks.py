@@ -31,6 +31,7 @@ from benchmarks.fuzz.graphs import Graph
 from benchmarks.fuzz.runtime import Runtime
 from stagecert import networks, properties
 from stagecert.errors import Disagreement, ProblemError
+from stagecert.networks.bounds import Method
 from stagecert.rigor import check, checker
 from stagecert.rigor import graph as rigor_graph
 from stagecert.rigor.functions import Refused
@@ -140,8 +141,11 @@ class Checks:
         found.done["loaded"] += 1
         self._network(graph, network, found)
         low, high = (_inputs(network, graph, x) for x in (graph.low, graph.high))
-        for method, share in (("ibp", self.shares.ibp), ("backward", self.shares.backward),
-                              ("nonconvex", self.shares.compiled)):  # fmt: skip
+        methods: tuple[tuple[Method, float], ...] = (
+            ("ibp", self.shares.ibp), ("backward", self.shares.backward),
+            ("nonconvex", self.shares.compiled),
+        )  # fmt: skip
+        for method, share in methods:
             if draw.random() >= share:
                 continue
             settings: dict[str, Any] = {"intermediate": draw.choice(("ibp", "backward"))}
@@ -281,8 +285,8 @@ class Checks:
                          for _ in range(2))  # fmt: skip
             slopes.append(pair if draw.random() < 0.7 else None)
         leaf = certificates.Leaf(np.ones(1), tuple(slopes))
-        digests = (hashlib.sha256(x).hexdigest() for x in (data, wanted.read_bytes()))
-        proof = certificates.Proof(*digests, (certificates.CaseProof((None,), (leaf,)),))
+        one, other = (hashlib.sha256(x).hexdigest() for x in (data, wanted.read_bytes()))
+        proof = certificates.Proof(one, other, (certificates.CaseProof((None,), (leaf,)),))
         certificates.write(self.folder / "forged.cert", proof)
         report = check(model, wanted, self.folder / "forged.cert")
         found.done["forged"] += 1

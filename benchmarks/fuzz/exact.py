@@ -239,8 +239,8 @@ def _whole_quotient(x: int, y: int) -> int:
 
 @computes("Add", "Sub", "Mul", "Sum", "Mean", "Div")
 def _arithmetic(call: Call):
-    first, *rest = call.items
-    for other in rest:
+    first: Any = call.items[0]
+    for other in call.items[1:]:
         if call.operator == "Sub":
             first = first - other
         elif call.operator == "Mul":
@@ -356,7 +356,7 @@ def gelu(x):
     return x * (1 + (ball(fmpq(1, 2)).sqrt() * x).erf()) / 2
 
 
-def gelu_tanh(x, cube=fmpq(44715, 10**6)):  # noqa: B008
+def gelu_tanh(x, cube: Number = fmpq(44715, 10**6)):  # noqa: B008
     """The approximation of gelu by tanh."""
     slope = (ball(fmpq(2)) / arb.pi()).sqrt()
     return x * (1 + (slope * (x + cube * x * x * x)).tanh()) / 2
@@ -420,7 +420,7 @@ def _clip(call: Call):
             raise Vague("values as large as the bounds that stand for none")
     else:
         low, high = call.item(1), call.item(2)
-    if low is not None and low.size != 1 or high is not None and high.size != 1:
+    if any(end is not None and end.size != 1 for end in (low, high)):
         raise Vague("bounds must be single numbers")
     x = x if low is None else each(larger, x, low.reshape(()))
     return x if high is None else each(smaller, x, high.reshape(()))

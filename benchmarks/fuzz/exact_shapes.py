@@ -352,8 +352,8 @@ def _pool(call: Call):
             if _inside(at, space):
                 entries.append(x[(n, c, *at)])
             # A window may reach behind the padding too, where nothing is counted.
-            counted += all(-b <= k < m + a
-                           for k, b, m, a in zip(at, before, space, after, strict=True))  # fmt: skip
+            ends = zip(at, before, space, after, strict=True)
+            counted += all(-b <= k < m + a for k, b, m, a in ends)
         if not entries:
             raise Vague("a window covers padding only")
         if most:

@@ -91,12 +91,15 @@ def _forwards(attributes, items) -> None:
     """A negative step of a Slice walks over the same entries from front to back."""
     if len(items) < 5 or not all(_constant(x) for x in items[1:] if x is not None):
         return
-    x, starts, ends, axes, steps = items[0], *(list(map(int, i.reshape(-1))) if i is not None
-                                               else None for i in items[1:5])  # fmt: skip
+    x = items[0]
+    starts, ends, axes, steps = (
+        None if i is None else [int(n) for n in i.reshape(-1)] for i in items[1:5]
+    )
     assert starts is not None
     assert ends is not None
+    assert steps is not None
     axes = list(range(len(starts))) if axes is None else axes
-    for k, step in enumerate(steps or []):
+    for k, step in enumerate(steps):
         found = range(x.shape[axes[k]])[starts[k] : ends[k] : step]
         if step < 0 and len(found):
             starts[k], ends[k] = found[-1], found[0] + 1
@@ -349,7 +352,8 @@ def _common() -> list[Mutant]:
     in_checker = [
         ("entries are moved by one place", ("Transpose", "Gather", "Concat", "Pad"),
          _patched(linear.Move, "__init__", _rolled_index)),
-        ("Sum ignores signs", ("Sub", "Neg", "Min"), _patched(linear.Sum, "__init__", _always_plus)),
+        ("Sum ignores signs", ("Sub", "Neg", "Min"),
+         _patched(linear.Sum, "__init__", _always_plus)),
         ("MatMul is not transposed on the way back", ("MatMul", "Gemm"),
          _patched(linear.MatMul, "transposed", _unturned)),
         ("intervals are tightened from the wrong side", ("Relu", "MatMul"),

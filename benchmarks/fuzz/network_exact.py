@@ -39,7 +39,7 @@ def _weights(weights: Any, loose: int = 0) -> np.ndarray:
         return array
     out = np.empty(array.shape, object)
     for k in np.ndindex(*array.shape):
-        out[k] = arb(array[k]) * arb(1, loose * 2.0**-52)
+        out[k] = exact.ball(array[k]) * arb(1, loose * 2.0**-52)
     return out
 
 
