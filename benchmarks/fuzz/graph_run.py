@@ -9,13 +9,17 @@ import collections
 import json
 import os
 import random
+import resource
 import tempfile
 from pathlib import Path
+
+import jax
 
 from benchmarks.fuzz import runner
 
 PORTION = 250
 SECONDS = 180.0  # compilations on a busy machine
+_MOST_MEMORY = 3 * 2**29
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 _checks = None  # one for each worker
@@ -29,6 +33,8 @@ def tried(seed: int, number: int, folder: Path) -> tuple[dict[str, int], list[st
 
     if _checks is None:
         _checks = Checks(folder=folder)
+    if _resident() > _MOST_MEMORY:
+        jax.clear_caches()  # it keeps what it compiled for every shape
     graph = graphs.write(seed, number)
     found = _checks.run(graph, random.Random(f"checks {seed} {number}"))
     counts: collections.Counter[str] = collections.Counter(found.done)
@@ -48,6 +54,12 @@ def tried(seed: int, number: int, folder: Path) -> tuple[dict[str, int], list[st
     for violation in found.violations:
         counts[f"violation {violation['check']}"] += 1
     return dict(counts), failures
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has at the moment."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def _operator(reason: str) -> str:
