@@ -308,7 +308,7 @@ def _batch_normalization(call: Call):
     x, epsilon = call.items[0], call.real("epsilon")
     shape = (1, -1, *(1 for _ in x.shape[2:]))
     scale, bias, mean, variance = (w.reshape(shape) for w in call.items[1:])
-    return (x - mean) / each(_root, variance + epsilon) * scale + bias
+    return each(_quotient, x - mean, each(_root, variance + epsilon)) * scale + bias
 
 
 def _root(x):

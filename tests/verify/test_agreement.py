@@ -13,7 +13,7 @@ from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import groups_of
 
 
-def checked(model, size=2, outputs=3, low=-1, high=1) -> None:
+def checked(model, size=2, outputs=3, low: float = -1, high: float = 1) -> None:
     text = vnnlib([low] * size, [high] * size, "(<= Y_0 0)", outputs)
     opened = OpenModel(model)
     _, groups = groups_of(opened.network, properties.load(text))
@@ -36,13 +36,12 @@ def graph_of(nodes, constants, size, kind=TensorProto.FLOAT):
 )
 def test_a_planted_fault_is_placed(monkeypatch, operator, node):
     real = CONVERTERS[operator]
-    if operator == "Relu":
-        planted = CONVERTERS["Identity"]
-    else:
 
-        def planted(call):
-            call.attributes["alpha"] = 1.0001
-            return real(call)
+    def planted(call):
+        if operator == "Relu":
+            return CONVERTERS["Identity"](call)
+        call.attributes["alpha"] = 1.0001
+        return real(call)
 
     model = dense(random_layers(0))
     checked(model)
@@ -105,7 +104,10 @@ def test_numbers_that_are_too_large_or_too_small_for_float32():
         helper.make_node("Mul", ["t", "second"], ["y"]),
     ]
     for first, second in ((1e-30, 1e30), (1e30, 1e30), (1e30, 1e-30)):
-        constants = {"first": np.float32([first]), "second": np.float32([second])}
+        constants = {
+            "first": np.array([first], np.float32),
+            "second": np.array([second], np.float32),
+        }
         checked(graph_of(nodes, constants, 2), outputs=2, low=1e-12, high=1e-9)
 
 

@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_onnx_runtime_here(runtime, tmp_path):
     model = dense(random_layers(0))
     points = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
     here = onnxruntime.InferenceSession(model.SerializeToString())
-    wanted = np.concatenate([here.run(None, {"x": point[None]})[0] for point in points])
+    wanted = np.concatenate([np.asarray(here.run(None, {"x": point[None]})[0]) for point in points])
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     for source in (model, model.SerializeToString(), path, str(path)):

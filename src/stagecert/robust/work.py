@@ -209,9 +209,9 @@ class Work:
             lanes += [(k, int(case.aims[j % aims])) for j in range(len(points))]
             starts.append(points)
         if lanes:
-            self._descend(cases, boxes, lanes, np.concatenate(starts), 0.25)
+            self._descend(cases, boxes, lanes, np.concatenate(starts), attack.SHORT[0])
 
-    def _descend(self, cases, boxes: Boxes, lanes, starts, rate: float) -> None:
+    def _descend(self, cases, boxes: Boxes, lanes, starts, plan: attack.Plan) -> None:
         """Follows gradients for lanes (image, other class), and replays the best points."""
         network = self.classifier.network
         width = attack.lanes_at_once(network)
@@ -223,7 +223,7 @@ class Work:
             fill = width - len(some)
             goal = self._targets(cases, boxes, some + some[:1] * fill)
             first = np.concatenate([first, np.repeat(first[:1], fill, axis=0)])
-            found = attack.descend(network, first, goal, rate)
+            found = attack.descend(network, first, goal, plan)
             points.append(found.points[: len(some)])
             margins.append(found.violation[: len(some)])
         points, margins = np.concatenate(points), np.concatenate(margins)
@@ -330,7 +330,7 @@ class Work:
                     lanes.append((k, int(others[row])))
                     starts.append(found.inputs[b, row].reshape(-1))
         if lanes:
-            self._descend(cases, boxes, lanes, np.array(starts), 0.05)
+            self._descend(cases, boxes, lanes, np.array(starts), attack.NEAR)
 
 
 def property_of(lower, upper, label: int, classifier: Classifier) -> properties.Property:

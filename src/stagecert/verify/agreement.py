@@ -226,4 +226,4 @@ def _precisions(graph: onnx.GraphProto) -> list[float]:
         for item in node.attribute:
             kinds |= {item.i} if node.op_type == "Cast" and item.name == "to" else set()
             kinds |= {item.t.data_type} if item.HasField("t") else set()
-    return [_PRECISIONS[kind] for kind in kinds if kind in _PRECISIONS]
+    return [unit for kind, unit in _PRECISIONS.items() if kind in kinds]

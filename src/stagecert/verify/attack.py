@@ -13,7 +13,37 @@ from stagecert.verify.queries import Group, shaped
 
 # Numbers that the activations of all lanes may take together.
 NUMBERS = 2_000_000
-STEPS = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How gradients are followed.
+
+    Attributes:
+        rate: the first step's length, as a share of the box. Steps get shorter, down to nothing.
+        steps: how many there are.
+        momentum: how much of earlier directions is kept.
+        spread: so many steps first, which do not look at the goal: each lane makes a random
+            combination of the outputs large. Starting points that lead to the same place by
+            themselves then lead to different ones.
+    """
+
+    rate: float
+    steps: int = 20
+    momentum: float = 0.0
+    spread: int = 0
+
+
+# Long steps find far points, short ones narrow regions.
+SHORT = (Plan(0.25), Plan(0.08), Plan(0.025))
+# What these miss is left to more steps. Points that are spread out first help where the inputs have
+# many entries, and do harm where they have few.
+LONG = (Plan(0.25, steps=100, momentum=0.75), Plan(0.25, steps=100, momentum=0.75, spread=10))
+# What is tried after a first round, and at last.
+SECOND = (*SHORT, SHORT[0], *LONG)
+LAST = (*SHORT, LONG[0], *SHORT, LONG[1]) * 5
+# From points that are good already.
+NEAR = Plan(0.05)
 
 
 @dataclass(frozen=True)
@@ -80,43 +110,69 @@ def start_points(lower, upper, restarts: int, draw: np.random.Generator, first: 
 
 
 @eqx.filter_jit
-def _descend(network: Network, points, goal: Targets, rate, steps: int = STEPS):
+def _descend(network: Network, points, goal: Targets, directions, rate, plan: tuple):
+    steps, momentum, spread = plan
     width = goal.upper - goal.lower
 
-    def violations(point, rows, goals):
-        return rows @ network.flat_outputs(*shaped(network, point)) - goals
+    def outputs(point):
+        return network.flat_outputs(*shaped(network, point))
 
     def loss(point, rows, goals, used):
-        over = jnp.where(used, violations(point, rows, goals), -jnp.inf)
+        over = jnp.where(used, rows @ outputs(point) - goals, -jnp.inf)
         worst = jnp.max(over)
         # The sum makes progress on all violated rows at a time, the maximum goes on past zero.
         return worst + jnp.sum(jnp.maximum(over, 0)), worst
 
     slope = jax.vmap(jax.value_and_grad(loss, has_aux=True))
+    away = jax.vmap(jax.grad(lambda point, direction: direction @ outputs(point)))
+
+    def moved(x, length, along):
+        return jnp.clip(x - length * width * jnp.sign(along), goal.lower, goal.upper)
+
+    def scatter(x, _):
+        return moved(x, rate, -away(x, directions)), None
 
     def step(carry, k):
-        x, best, least = carry
+        x, along, best, least = carry
         (_, worst), g = slope(x, goal.rows, goal.goals, goal.used)
         better = worst < least
         best = jnp.where(better[:, None], x, best)
         least = jnp.where(better, worst, least)
-        length = rate * (1 - k / steps)
-        x = jnp.clip(x - length * width * jnp.sign(g), goal.lower, goal.upper)
-        return (x, best, least), None
+        if momentum:
+            # Gradients of one size, so that none is forgotten because a later one is larger.
+            size = jnp.sum(jnp.abs(g), axis=1, keepdims=True)
+            along = momentum * along + g / jnp.where(size > 0, size, 1)
+        else:
+            along = g
+        return (moved(x, rate * (1 - k / steps), along), along, best, least), None
 
-    start = (points, points, jnp.full(len(points), jnp.inf, points.dtype))
-    (_, best, least), _ = jax.lax.scan(step, start, jnp.arange(steps + 1))
+    if spread:
+        points, _ = jax.lax.scan(scatter, points, None, spread)
+    least = jnp.full(len(points), jnp.inf, points.dtype)
+    start = (points, jnp.zeros_like(points), points, least)
+    (_, _, best, least), _ = jax.lax.scan(step, start, jnp.arange(steps + 1))
     return best, least
 
 
-def descend(network: Network, points, goal: Targets, rate: float = 0.25) -> Points:
-    """Follows gradients from each point, a fixed number of steps; always in float32."""
+def descend(
+    network: Network, points, goal: Targets, plan: Plan, draw: np.random.Generator | None = None
+) -> Points:
+    """Follows gradients from each point; always in float32.
+
+    `draw` makes the directions of a plan that spreads points out.
+    """
+    directions = np.zeros((len(points), network.output_size))
+    if plan.spread:
+        assert draw is not None
+        directions = draw.uniform(-1, 1, directions.shape)
     with jax.enable_x64(False):
         single = as_arrays(network, jnp.float32)
         best, least = _descend(
             single,
             jnp.asarray(np.asarray(points, np.float32)),
             jax.tree.map(jnp.asarray, goal),
-            jnp.float32(rate),
+            jnp.asarray(directions, jnp.float32),
+            jnp.float32(plan.rate),
+            (plan.steps, plan.momentum, plan.spread),
         )
         return Points(np.asarray(best), np.asarray(least))

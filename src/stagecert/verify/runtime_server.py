@@ -132,10 +132,10 @@ def main() -> None:
         for number in heading["close"]:
             server.sessions.pop(number, None)
         try:
-            answer = getattr(server, heading["do"])(heading, arrays)
+            answer, found = getattr(server, heading["do"])(heading, arrays)
         except Exception as error:  # ONNX Runtime has no common base class for its errors
-            answer = {"error": str(error) or type(error).__name__}, []
-        send(sink, *answer)
+            answer, found = {"error": str(error) or type(error).__name__}, []
+        send(sink, answer, found)
 
 
 if __name__ == "__main__":

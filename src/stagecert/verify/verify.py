@@ -6,7 +6,7 @@ reads model and property with code of its own, has accepted the certificate (see
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ Answer = Literal["unsat", "sat", "unknown", "timeout"]
 
 # Boxes that are bounded in one call.
 BOXES = 1024
+# Steps of splitting after which the longest attack is worth its time; again after 3 times as many.
+LATER = 27
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -227,6 +229,7 @@ class Verification:
         self.check, self.memory = check, memory
         self.say = progress or (lambda _: None)
         self.draw = np.random.default_rng(seed)
+        self.draw_long = np.random.default_rng([seed, 1])
         if not isinstance(property, properties.Property):
             property = properties.load(property)
         self.property = property
@@ -339,17 +342,17 @@ class Verification:
 
     def _decide(self) -> Verdict:
         divide = Splitter.worthwhile(self.groups)
-        steps: list[Callable[[], None]] = [lambda: self._attack(1)]
+        steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
             steps.append(self._split)
         else:
             steps += [
                 lambda: self._bound("ibp"),
                 lambda: self._bound("backward"),
-                lambda: self._attack(4),
+                lambda: self._attack(attack.SECOND),
                 lambda: self._bound("nonconvex"),
                 lambda: self._bound("optimised"),
-                lambda: self._attack(30),
+                lambda: self._attack(attack.LAST),
             ]
         for step in steps:
             step()
@@ -382,10 +385,14 @@ class Verification:
             for c in np.flatnonzero(~state.refuted)
         ]
 
-    def _attack(self, rounds: int) -> None:
-        """Projected gradient descent on all open cases; `rounds` times with new points."""
+    def _attack(self, plans: Sequence[attack.Plan], corners: bool = True) -> None:
+        """Projected gradients on all open cases, for each plan from new points.
+
+        The first ones are the centre, corners and random points, the others random ones; all are if
+        `corners` is False.
+        """
         width = attack.lanes_at_once(self.network)
-        for turn in range(rounds):
+        for turn, plan in enumerate(plans):
             cases = self._open()
             restarts = max(width // max(len(cases), 1), 4)
             lanes = [case for case in cases for _ in range(restarts)]
@@ -394,14 +401,15 @@ class Verification:
                 some = lanes[begin : begin + width]
                 some += [some[0]] * (width - len(some))
                 goal = attack.targets(self.groups, some)
-                points = self._starts(goal, some, turn == 0)
-                # Long steps find far points, short ones narrow regions.
-                found = attack.descend(self.network, points, goal, (0.25, 0.08, 0.025)[turn % 3])
+                # Short descents have the same starting points whether there are long ones or not.
+                draw = self.draw if plan in attack.SHORT else self.draw_long
+                points = self._starts(goal, some, corners and turn == 0, draw)
+                found = attack.descend(self.network, points, goal, plan, draw)
                 self._judge(found.points, found.violation, some)
                 if self._over():
                     return
 
-    def _starts(self, goal: attack.Targets, lanes, first: bool) -> np.ndarray:
+    def _starts(self, goal: attack.Targets, lanes, first: bool, draw) -> np.ndarray:
         points = np.empty_like(goal.lower)
         begin = 0
         while begin < len(lanes):
@@ -409,7 +417,7 @@ class Verification:
             while end < len(lanes) and lanes[end] == lanes[begin]:
                 end += 1
             points[begin:end] = attack.start_points(
-                goal.lower[begin], goal.upper[begin], end - begin, self.draw, first
+                goal.lower[begin], goal.upper[begin], end - begin, draw, first
             )
             begin = end
         return points
@@ -560,7 +568,7 @@ class Verification:
             points = np.concatenate([starts[begin : begin + width], starts[[begin] * pad]])
             some = some + [some[0]] * pad
             goal = attack.targets(self.groups, some)
-            found = attack.descend(self.network, points, goal, 0.05)
+            found = attack.descend(self.network, points, goal, attack.NEAR)
             self._judge(found.points, found.violation, some)
             if self._over():
                 return
@@ -590,6 +598,8 @@ class Verification:
             self._watch(step, descend=number == next_descent)
             if number == next_descent:
                 next_descent *= 3
+                if number >= LATER and not self._over():
+                    self._attack(attack.LONG, corners=False)
             self.say(
                 f"splitting: {splitter.seen} boxes, {len(splitter.stack)} waiting, "
                 f"{100 * splitter.finished / splitter.total:.4g} % decided"
