@@ -1,1 +1,1 @@
-"""Mutated inputs for the parsers; `python -m benchmarks.fuzz`."""
+"""Mutated files for the readers, and written graphs for all else; `python -m benchmarks.fuzz`."""

@@ -1,6 +1,11 @@
-"""Mutated inputs: `python -m benchmarks.fuzz onnx|vnnlib --count N --seed S`.
+"""Fuzzing, each kind with a record in benchmarks/results/fuzz:
 
-The record is written to benchmarks/results/fuzz; the exit status is 0 if there are no failures.
+python -m benchmarks.fuzz onnx --count N --seed S     mutated models
+python -m benchmarks.fuzz vnnlib --count N --seed S   mutated properties
+python -m benchmarks.fuzz graphs --count N --seed S   written models, against exact evaluation
+python -m benchmarks.fuzz mutants                     whether faults in stagecert would be found
+
+The exit status is 0 if there are no failures. A run of graphs that was ended goes on where it was.
 """
 
 import argparse
@@ -11,20 +16,34 @@ from pathlib import Path
 from benchmarks.fuzz.runner import TRIES, run
 
 RESULTS = Path(__file__).parents[1] / "results" / "fuzz"
+_COUNTS = {"graphs": 10_000, "mutants": 400}
 
 
 def main() -> None:
     """Runs one kind and writes its record."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
-    parser.add_argument("kind", choices=sorted(TRIES))
-    parser.add_argument("--count", type=int, default=100_000)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fuzz", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("kind", choices=sorted([*TRIES, *_COUNTS]))
+    parser.add_argument("--count", type=int, help="inputs; for mutants, the most for each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the record")
     options = parser.parse_args()
-    record = run(options.kind, options.count, options.seed, options.jobs)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{options.kind}.json").write_text(json.dumps(record, indent=1) + "\n")
+    count = options.count or _COUNTS.get(options.kind, 100_000)
+    if options.kind == "graphs":
+        from benchmarks.fuzz import graph_run
+
+        record = graph_run.main(count, options.seed, options.jobs, options.out)
+    elif options.kind == "mutants":
+        from benchmarks.fuzz import mutant_run
+
+        record = mutant_run.main(count, options.seed, options.jobs, options.out)
+    else:
+        record = run(options.kind, count, options.seed, options.jobs)
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / f"{options.kind}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
     raise SystemExit(1 if record["failures"] else 0)
 

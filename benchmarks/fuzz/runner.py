@@ -5,10 +5,12 @@ limit on their address space; one that dies, or that works on one input for too 
 that input's number and replaced. What is read must be usable: a network runs at one point, and
 without NaN if nothing overflows on the way; a property lists its cases.
 
-Each outcome is one of: read, refused (with the documented error), or a failure.
+Each outcome is one of: read, refused (with the documented error), or a failure. Graphs that are
+written, not mutated, are counted by what was checked of them: see benchmarks.fuzz.graph_run.
 """
 
 import collections
+import json
 import multiprocessing
 import os
 import platform
@@ -105,37 +107,92 @@ def outcome(kind: str, seed: int, number: int, folder: Path) -> tuple[str, str]:
     return "read", ""
 
 
+def _tried(kind: str, seed: int, number: int, folder: Path) -> tuple[dict[str, int], list[str]]:
+    """What is counted of one input, and its failures."""
+    if kind == "graphs":
+        from benchmarks.fuzz.graph_run import tried
+
+        return tried(seed, number, folder)
+    what, detail = outcome(kind, seed, number, folder)
+    name = f"{what} {detail}".strip() if what == "refused" else what
+    return {name: 1}, [detail] if what == "failure" else []
+
+
 def _work(kind: str, seed: int, begin: int, end: int, current, results) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     counts: collections.Counter[str] = collections.Counter()
-    failures, slowest = [], (0.0, begin)
-    outcome(kind, seed, begin, Path(tempfile.gettempdir()))  # imports are not part of its time
+    failures, slowest, parent = [], (0.0, begin), os.getppid()
+    if kind != "graphs":
+        outcome(kind, seed, begin, Path(tempfile.gettempdir()))  # imports are not part of its time
     with tempfile.TemporaryDirectory() as folder:
         for number in range(begin, end):
+            if os.getppid() != parent:
+                return  # the run was ended
             current.value = number
             start = time.process_time()
-            what, detail = outcome(kind, seed, number, Path(folder))
+            new, bad = _tried(kind, seed, number, Path(folder))
             slowest = max(slowest, (time.process_time() - start, number))
-            counts[f"{what} {detail}".strip() if what == "refused" else what] += 1
-            if what == "failure":
-                failures.append({"number": number, "what": detail})
+            counts.update(new)
+            failures += [{"number": number, "what": what} for what in bad]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if peak > RESIDENT:
         failures.append({"number": begin, "what": f"{peak / 2**30:.1f} GiB in this portion"})
     results.put((dict(counts), failures, slowest, peak))
 
 
-def run(kind: str, count: int, seed: int, jobs: int, say=print) -> dict:
-    """All inputs; the record that is written down."""
+class _Parts:
+    """The results of finished portions, on disk, so that a run that was ended goes on there."""
+
+    def __init__(self, path: Path | None, key: list):
+        self.path, self.found = path, []
+        if path is not None and path.exists():
+            lines = [json.loads(line) for line in path.read_text().splitlines() if line[-1] == "}"]
+            self.found = [line for line in lines if line["key"] == key]
+        self.key = key
+
+    def add(self, begin: int, end: int, counts: dict, failures: list, slowest, peak: int) -> None:
+        """Keeps a portion."""
+        part = {"key": self.key, "portion": [begin, end], "counts": counts, "failures": failures,
+                "slowest": list(slowest), "peak": peak}  # fmt: skip
+        self.found.append(part)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(part) + "\n")
+
+    def missing(self, count: int, size: int) -> list[tuple[int, int]]:
+        """The portions that are still to be worked."""
+        done = {tuple(part["portion"]) for part in self.found}
+        covered = {n for begin, end in done for n in range(begin, end)}
+        portions = []
+        for begin in range(0, count, size):
+            left = [n for n in range(begin, min(begin + size, count)) if n not in covered]
+            if left:
+                portions.append((left[0], left[-1] + 1))
+        return portions
+
+
+def run(
+    kind: str,
+    count: int,
+    seed: int,
+    jobs: int,
+    say=print,
+    *,
+    parts: Path | None = None,
+    portion: int = PORTION,
+    seconds: float = SECONDS,
+) -> dict:
+    """All inputs; the record that is written down. `parts` is a file to go on from."""
     context = multiprocessing.get_context("spawn")
-    portions = [(b, min(b + PORTION, count)) for b in range(0, count, PORTION)]
-    counts: collections.Counter[str] = collections.Counter()
-    failures, slowest, peak, begun = [], (0.0, 0), 0, time.monotonic()
+    kept = _Parts(parts, [kind, seed])
+    portions = kept.missing(count, portion)
+    begun = time.monotonic()
     running: list = []
     while portions or running:
         while portions and len(running) < jobs:
-            begin, end = portions.pop()
+            begin, end = portions.pop(0)
             current, results = context.Value("q", -1), context.Queue()
             worker = context.Process(target=_work, args=(kind, seed, begin, end, current, results))
             worker.start()
@@ -149,7 +206,7 @@ def run(kind: str, count: int, seed: int, jobs: int, say=print) -> dict:
                 now = current.value
                 if now != number:
                     item[3] = (now, time.monotonic())
-                late = number >= 0 and time.monotonic() - since > SECONDS
+                late = number >= 0 and time.monotonic() - since > seconds
                 if worker.is_alive() and not late:
                     continue
                 if worker.exitcode == 0 and not item[5]:
@@ -158,28 +215,37 @@ def run(kind: str, count: int, seed: int, jobs: int, say=print) -> dict:
                 worker.kill()
                 worker.join()
                 why = "took too long" if late else f"died with {worker.exitcode}"
-                failures.append({"number": max(now, begin), "what": why})
-                counts["failure"] += 1
-                # What it counted before is lost with it.
                 at = max(now, begin)
+                kept.add(at, at + 1, {"failure": 1}, [{"number": at, "what": why}], (0.0, at), 0)
+                # What it counted before is lost with it.
                 portions += [(b, e) for b, e in ((begin, at), (at + 1, end)) if b < e]
             else:
                 worker.join()
-                counts.update(new)
-                failures += bad
-                slowest, peak = max(slowest, slow), max(peak, used)
+                kept.add(begin, end, new, bad, slow, used)
             running.remove(item)
-            say(f"{kind}: {sum(counts.values())} of {count}, {len(failures)} failures", flush=True)
+            finished = sum(e - b for b, e in (part["portion"] for part in kept.found))
+            failed = sum(len(part["failures"]) for part in kept.found)
+            say(f"{kind}: {finished} of {count}, {failed} failures", flush=True)
+    return _record(kind, count, seed, kept.found, time.monotonic() - begun, seconds)
+
+
+def _record(kind, count, seed, parts, took: float, limit: float) -> dict:
+    counts: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        counts.update(part["counts"])
+    failures = sorted((f for p in parts for f in p["failures"]), key=lambda one: one["number"])
+    slowest = max((tuple(part["slowest"]) for part in parts), default=(0.0, 0))
+    peak = max((part["peak"] for part in parts), default=0)
     return {
         "kind": kind,
         "count": count,
         "seed": seed,
         "outcomes": dict(sorted(counts.items())),
-        "failures": sorted(failures, key=lambda one: one["number"])[:50],
+        "failures": failures[:50],
         "slowest": {"cpu_seconds": round(slowest[0], 2), "number": slowest[1]},
         "peak_memory_mib": round(peak / 2**20),
-        "limits": {"seconds": SECONDS, "address_space_gib": ADDRESS_SPACE / 2**30},
-        "seconds": round(time.monotonic() - begun),
+        "limits": {"seconds": limit, "address_space_gib": ADDRESS_SPACE / 2**30},
+        "seconds": round(took),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}",
     }
