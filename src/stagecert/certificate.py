@@ -368,8 +368,15 @@ class Certificate(eqx.Module):
     slopes: Any
     bound: Any
 
-    def derive(self, problem: Problem) -> float:
-        """The lower bound on `problem` that this certificate proves, computed anew in float64."""
+    def derive(self, problem: Problem, *, rigorous: bool = False) -> float:
+        """The lower bound on `problem` that this certificate proves, computed anew in float64.
+
+        With `rigorous`, in interval arithmetic: whatever was rounded, it is not above the optimum.
+        """
+        if rigorous:
+            from stagecert.enclosure import rigorous_bound
+
+            return rigorous_bound(problem, self)
         with jax.enable_x64(True):
             problem, held = as_arrays((problem, self), jnp.float64)
             return float(_derive(problem, held))
