@@ -397,7 +397,7 @@ class Certificate(eqx.Module):
     @staticmethod
     def load(path: str | os.PathLike, problem: Problem) -> "Certificate":
         """Reads what `save` wrote; `problem` says how the arrays are arranged."""
-        like = jax.eval_shape(lambda: _certificate_like(problem))
+        like = shape_of_certificate(problem)
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
@@ -439,6 +439,11 @@ class Certificate(eqx.Module):
 
 
 _PARTS = ("inputs", "blocks", "multipliers", "slopes")
+
+
+def shape_of_certificate(problem: Problem) -> Certificate:
+    """Shapes and dtypes in place of the arrays of a problem's certificates."""
+    return jax.eval_shape(lambda: _certificate_like(problem))
 
 
 def _certificate_like(problem) -> Certificate:
