@@ -1,9 +1,9 @@
 """Random small problems with optima that are known exactly, or to 50 digits, and certificates.
 
-Numbers are drawn with all their digits, and optima are computed from them in rationals (balls of Arb
-where a root, exponential or logarithm is needed). A certificate is what a perfect search would find,
-rounded: its bound is the optimum up to rounding, so that a bound that is rounded the wrong way is
-seen.
+Numbers are drawn with all their digits, and optima are computed from them in rationals (balls of
+Arb where a root, exponential or logarithm is needed). A certificate is what a perfect search would
+find, rounded: its bound is the optimum up to rounding, so that a bound that is rounded the wrong
+way is seen.
 """
 
 from collections.abc import Callable
@@ -104,7 +104,8 @@ def stages(rng) -> Instance:
     )  # fmt: skip
     e1, e2, eo = ({name: _exact(x) for name, x in p.items()} for p in (one, two, of))
     last = eo["e"]
-    constant = sum(g * (b + (w if g < 0 else 0)) for g, b, w in zip(last, e2["b"], e2["w"], strict=True))  # fmt: skip
+    entries = zip(last, e2["b"], e2["w"], strict=True)
+    constant = sum(g * (b + (w if g < 0 else 0)) for g, b, w in entries)
     first = eo["d"] + e2["P"].T @ last
     slope = eo["c"] + e2["Q"].T @ last
     for j, g in enumerate(first):
@@ -200,7 +201,7 @@ def kinks(rng) -> Instance:
     one, two = lines(best)
     weights = np.where(one > two, 1.0, 0.0)
     tied = one == two
-    fixed = c + sum(x for x, tie in zip(d * np.where(one > two, e["a"], e["e"]), tied, strict=True) if not tie)  # fmt: skip
+    fixed = c + (d * np.where(one > two, e["a"], e["e"]))[~tied].sum()
     for j in np.flatnonzero(tied):
         # a w + e (1 - w) such that the slopes add up to zero.
         weights[j] = min(max(float((-fixed / d[j] - e["e"][j]) / (e["a"][j] - e["e"][j])), 0), 1)
@@ -244,9 +245,7 @@ def _squares(rng, declared: bool) -> Instance:
     problem = sc.Problem(
         sc.Box(lower, upper),
         (sc.Stage(_first_lower, _first_upper, params=one),),
-        sc.Objective(
-            _curved_objective, params=of, curvature_inputs=of["q"] if declared else None
-        ),
+        sc.Objective(_curved_objective, params=of, curvature_inputs=of["q"] if declared else None),
     )
     e, eo = ({name: _exact(x) for name, x in p.items()} for p in (one, of))
     slope, constant = eo["c"], Fraction(0)
@@ -256,11 +255,9 @@ def _squares(rng, declared: bool) -> Instance:
         constant += g * (e["a"][j] + Fraction(3, 2) * extra)
     ends = zip(slope, eo["q"], _exact(lower), _exact(upper), strict=True)
     best = np.array([min(max(-g / q, a), b) for g, q, a, b in ends], object)
-    optimum = constant + sum(q * s * s / 2 + g * s for q, s, g in zip(eo["q"], best, slope, strict=True))  # fmt: skip
+    optimum = constant + (eo["q"] * best * best / 2 + slope * best).sum()
     inputs = rng.uniform(lower, upper) if declared else _rounded(best)
-    return _rational(
-        problem, _certificate(inputs, (rng.normal(size=m),), (of["d"],)), optimum
-    )
+    return _rational(problem, _certificate(inputs, (rng.normal(size=m),), (of["d"],)), optimum)
 
 
 def squares(rng) -> Instance:
@@ -283,9 +280,9 @@ def ball(rng) -> Instance:
     radius = float(np.abs(_scaled(rng, 1)[0]))
     problem = sc.Problem(sc.Ball(middle, radius), (), sc.Objective(_along, params=of))
     ctx.prec = 200
-    squared = sum((arb(x) ** 2 for x in of["c"].tolist()), arb(0))
-    along = sum((arb(x) * arb(y) for x, y in zip(of["c"].tolist(), middle.tolist(), strict=True)), arb(0))  # fmt: skip
-    return _ball(problem, _certificate(middle + 0.0), along - arb(radius) * squared.sqrt())
+    c, m = (np.vectorize(arb, otypes=[object])(x) for x in (of["c"], middle))
+    optimum = c @ m - arb(radius) * (c @ c).sqrt()
+    return _ball(problem, _certificate(middle + 0.0), optimum)
 
 
 def _exponentials(p, s, z):

@@ -10,8 +10,8 @@ differences that real arithmetic asks for.
   for the multipliers; an interval that the equation maps into itself contains a solution (Brouwer).
 - The objective's declared curvature adds to a tangent. Enclosed slopes of kinks may have a slack e
   that is not exactly zero. If f - c/2 |x|^2 is convex and f(x) >= f(a) + g d - e for all d = x - a,
-  then f(x) >= f(a) + g d + (1 - t) c/2 |d|^2 - e / t for every t in (0, 1]: the difference quotients
-  of a convex function along a ray rise. `SHARE` is that t.
+  then f(x) >= f(a) + g d + (1 - t) c/2 |d|^2 - e / t for every t in (0, 1]: the difference
+  quotients of a convex function along a ray rise. `SHARE` is that t.
 """
 
 import math
@@ -91,7 +91,7 @@ def _is_plain_set(x: Any) -> bool:
 
 def _plain(leaf):
     """Numbers and arrays as NumPy arrays, floating ones in float64; everything else as it is."""
-    if isinstance(leaf, float) or isinstance(leaf, (np.ndarray, np.generic, jax.Array)):
+    if isinstance(leaf, (float, np.ndarray, np.generic, jax.Array)):
         array = np.asarray(leaf)
         return array.astype(np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array
     return leaf

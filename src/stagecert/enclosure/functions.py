@@ -8,15 +8,16 @@ HIGH + LOW up to 2^-85, and k HIGH is exact (32 + 11 bits), so r is off by less 
 0.35 u for the two subtractions, the rest below 1e-6 u. Taylor's polynomial of degree 13 is off by
 0.35^14 / 14! e^0.35 < 0.07 u; evaluated by Horner's rule, where each step takes 0.35 of the error
 before and adds u (|c| + |r q| + |q|), by less than 2.5 u, relative to at least 0.7. Together below
-4.5 u; 8 u is charged. The steps from inside out, with q_j = sum of r^i / (i + j)!: the error e_3 is
-below 0.6 u; e_2 <= 0.35 e_3 + u (0.5 + 0.07 + 0.57); e_1 <= 0.35 e_2 + u (0.21 + 1.2) as 1 is exact;
-e_0 <= 0.35 e_1 + u (0.42 + 1.42).
+4.5 u; 8 u is charged. The steps from inside out, with q_j = sum of r^i / (i + j)!: the error e_3
+is below 0.6 u; e_2 <= 0.35 e_3 + u (0.5 + 0.07 + 0.57); as the coefficients 1 are exact,
+e_1 <= 0.35 e_2 + u (0.21 + 1.2) and e_0 <= 0.35 e_1 + u (0.42 + 1.42).
 
-log(x) = e ln 2 + log m with m in [0.7, 1.42], and log m = 2 atanh f = 2 f (1 + s / 3 + s^2 / 5 + ...)
-with f = (m - 1) / (m + 1), s = f^2 < 0.0296. m - 1 is exact, so f is off by 2 u of itself; the terms
-after s^10 / 21 are below 1e-18; the bracket is off by 1.2 u, their product by less than 5 u. For
-e != 0, |log m| is at most 1.01 times the result, and three more roundings are added: below 7.2 u;
-again 8 u is charged. log1p takes f = x / (2 + x) for small x, expm1 the polynomial q_1 times x.
+log(x) = e ln 2 + log m with m in [0.7, 1.42], and log m = 2 atanh f = 2 f (1 + s/3 + s^2/5 + ...)
+with f = (m - 1) / (m + 1), s = f^2 < 0.0296. m - 1 is exact, so f is off by 2 u of itself; the
+terms after s^10 / 21 are below 1e-18; the bracket is off by 1.2 u, their product by less than 5 u.
+For e != 0, |log m| is at most 1.01 times the result, and three more roundings are added: below
+7.2 u; again 8 u is charged. log1p takes f = x / (2 + x) for small x, expm1 the polynomial q_1
+times x.
 
 Arb's results are balls that enclose the true ones; it is trusted, as it is by stagecert.rigor.
 """
@@ -38,6 +39,7 @@ from stagecert.enclosure.intervals import (
     down,
     multiply,
     square,
+    undefined_where,
     up,
 )
 
@@ -72,7 +74,7 @@ def _exp_points(x):
     low, high = _around(np.minimum(y, 0.99 * LARGEST))
     exact = inside == 0
     low = np.where(exact, 1, np.where(x < -750, 0, np.maximum(low, 0)))
-    return low, np.where(exact, 1, np.where(y < 0.99 * LARGEST, high, np.inf))
+    return low, np.where(exact, 1, np.where(y >= 0.99 * LARGEST, np.inf, high))
 
 
 def _series(f):
@@ -90,7 +92,8 @@ def _log_points(x):
     low, high = _around(y)
     exact = inside == 1
     low, high = np.where(exact, 0, low), np.where(exact, 0, high)
-    return np.where(x <= 0, -np.inf, low), np.where(x <= 0, -np.inf, np.where(x > LARGEST, np.inf, high))  # fmt: skip
+    high = np.where(x > LARGEST, np.inf, high)
+    return np.where(x <= 0, -np.inf, low), np.where(x <= 0, -np.inf, high)
 
 
 def _log1p_points(x):
@@ -128,17 +131,13 @@ expm1 = _increasing(_expm1_points)
 
 
 def _from(lowest: float, function) -> Callable[[Interval], Interval]:
-    """A function that is defined from `lowest` on; nothing is known where an argument is less."""
+    """A function that is defined from `lowest` on."""
 
     def checked(x: Interval) -> Interval:
         outside = x.low < lowest
-        inside = x
-        if outside.any():
-            inside = Interval(np.maximum(x.low, lowest), np.maximum(x.high, lowest))
-        y = function(inside)
         if not outside.any():
-            return y
-        return Interval(np.where(outside, -np.inf, y.low), np.where(outside, np.inf, y.high))
+            return function(x)
+        return undefined_where(outside, function(x.map(lambda a: np.maximum(a, lowest))))
 
     return checked
 
@@ -245,7 +244,7 @@ def by_arb(function: Callable[[arb], arb], least=-math.inf, most=math.inf):
 
     def on_entry(low: float, high: float) -> tuple[float, float]:
         if not (math.isfinite(low) and math.isfinite(high)):
-            return least, most
+            return math.nan, math.nan
         before, ctx.prec = ctx.prec, _BITS
         try:
             ball = arb(low) if low == high else arb(low).union(arb(high))
@@ -275,11 +274,10 @@ BY_ARB = {
     "exp2": by_arb(lambda x: arb(2) ** x, 0.0),
 }
 
-# JAX's derivatives of erf, erfc and exp2 have these numbers in them, rounded. The true ones are
-# within one step, and a literal that equals one of them stands for all numbers that near.
-ROUNDED_IN_DERIVATIVES = frozenset(
-    {2 / math.sqrt(math.pi), -2 / math.sqrt(math.pi), math.log(2)}
-)
+# JAX's derivatives of erf and erfc (in some releases also of exp2) have these numbers in them,
+# rounded. The true ones are within one step, and a literal that equals one of them stands for all
+# numbers that near.
+ROUNDED_IN_DERIVATIVES = frozenset({2 / math.sqrt(math.pi), -2 / math.sqrt(math.pi), math.log(2)})
 
 
 def literal(x) -> Interval:

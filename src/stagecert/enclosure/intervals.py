@@ -2,16 +2,18 @@
 
 An `Interval` holds two NumPy arrays; what real arithmetic would give lies between them. Single
 operations are rounded to the nearest number by IEEE 754, so results are moved outward by eps of
-themselves; zeros stay zeros, and signs are kept, where they are certain. A sum of n products, in whatever order it is computed, with or without fused
-multiply-add, is off by at most n eps times the sum of their magnitudes, and by the smallest
-subnormal number for each product that underflows (eps is twice the largest relative error of a
-rounding: that pays for the roundings of the bound itself).
+themselves; zeros stay zeros, and signs are kept, where they are certain. A sum of n products, in
+whatever order it is computed, with or without fused multiply-add, is off by at most n eps times the
+sum of their magnitudes, and by the smallest subnormal number for each product that underflows (eps
+is twice the largest relative error of a rounding: that pays for the roundings of the bound itself).
 
 Trusted: NumPy's +, -, *, / and sqrt as IEEE 754 has them, and matrix products that are sums of
 products. `check_arithmetic` looks for the two settings of a processor that would break this.
 
 Truth values and whole numbers are intervals, too: a truth value that is not decided is
-[False, True]. NaN never survives: it becomes [-inf, inf].
+[False, True]. An entry where a function may be undefined (a divisor that may be zero, the root of
+what may be negative) is NaN at both ends. NaN is passed on by everything but a choice that
+certainly takes something else, decides no comparison, and in the end is no bound: -inf.
 """
 
 import math
@@ -28,13 +30,17 @@ BLOCK = 64  # long sums are made of sums of so many terms
 
 
 class Interval:
-    """All numbers from `low` to `high`, entry by entry; a point if both are the same array."""
+    """All numbers from `low` to `high`, entry by entry; a point if both are the same array.
 
-    __slots__ = ("high", "low")
+    `note` is what a rule tells a later one about where it came from.
+    """
 
-    def __init__(self, low: Any, high: Any = None):
+    __slots__ = ("high", "low", "note")
+
+    def __init__(self, low: Any, high: Any = None, note: Any = None):
         self.low = np.asarray(low)
         self.high = self.low if high is None else np.asarray(high)
+        self.note = note
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,25 +79,12 @@ def constant(x: Any) -> Interval:
     if array.dtype.kind == "c":
         raise ProblemError("Complex numbers have no order: no bound can be proven with them.")
     kind = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[array.dtype.kind]
-    return without_nan(Interval(array.astype(kind, copy=False)))
+    return Interval(array.astype(kind, copy=False))
 
 
-def whole_line(shape) -> Interval:
-    """Nothing is known."""
-    return Interval(np.full(shape, -np.inf), np.full(shape, np.inf))
-
-
-def without_nan(x: Interval) -> Interval:
-    """[-inf, inf] in place of NaN."""
-    if not x.is_float:
-        return x
-    with np.errstate(all="ignore"):
-        if np.isfinite(np.sum(x.low)) and (x.is_point or np.isfinite(np.sum(x.high))):
-            return x
-        bad = np.isnan(x.low) | np.isnan(x.high)
-    if not bad.any():
-        return x
-    return Interval(np.where(bad, -np.inf, x.low), np.where(bad, np.inf, x.high))
+def undefined_where(mask, x: Interval) -> Interval:
+    """NaN where the mask holds."""
+    return Interval(np.where(mask, np.nan, x.low), np.where(mask, np.nan, x.high))
 
 
 def union(x: Interval, y: Interval) -> Interval:
@@ -201,12 +194,10 @@ def square(x: Interval) -> Interval:
 
 
 def divide(x: Interval, y: Interval) -> Interval:
-    """Everything where the divisor may be zero."""
+    """Undefined where the divisor may be zero."""
     unknown = (y.low <= 0) & (y.high >= 0)
     if unknown.any():
-        safe = y.map(lambda a: np.where(unknown, 1, a))
-        found = divide(x, safe)
-        return Interval(np.where(unknown, -np.inf, found.low), np.where(unknown, np.inf, found.high))
+        return undefined_where(unknown, divide(x, y.map(lambda a: np.where(unknown, 1, a))))
     low, high = _range_of(np.divide, x, y)
     return _rounded(low, high, x, y, (x.low == 0) & (x.high == 0))
 
@@ -334,10 +325,9 @@ def products(x: Interval, y: Interval, multiply_arrays, terms: int) -> Interval:
                 (x.magnitude() != 0).astype(np.float64), (y.magnitude() != 0).astype(np.float64)
             )
             off = np.where(some == 0, 0, off)
-        bad = ~(np.isfinite(result) & np.isfinite(off))
         low = np.where(off == 0, result, down(result - off))
         high = np.where(off == 0, result, up(result + off))
-    return Interval(np.where(bad, -np.inf, low), np.where(bad, np.inf, high))
+    return undefined_where(~(np.isfinite(result) & np.isfinite(off)), Interval(low, high))
 
 
 def dot_general(x: Interval, y: Interval, contracting, batch) -> Interval:

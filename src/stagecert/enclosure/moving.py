@@ -12,14 +12,18 @@ from stagecert.errors import ProblemError
 def pad(x: np.ndarray, value, config) -> np.ndarray:
     """JAX's pad: (before, after, between) for each axis; negative numbers cut."""
     shape = [b + a + n + i * max(n - 1, 0) for n, (b, a, i) in zip(x.shape, config, strict=True)]
-    whole = [max(n + max(-b, 0) + max(-a, 0), 0) for n, (b, a, _) in zip(shape, config, strict=True)]
+    whole = [
+        max(n + max(-b, 0) + max(-a, 0), 0) for n, (b, a, _) in zip(shape, config, strict=True)
+    ]
     out = np.full(whole, value, x.dtype)
     inside = tuple(
         slice(max(b, 0), max(b, 0) + n + i * max(n - 1, 0), i + 1)
         for n, (b, _, i) in zip(x.shape, config, strict=True)
     )
     out[inside] = x
-    kept = tuple(slice(max(-b, 0), max(-b, 0) + n) for n, (b, *_) in zip(shape, config, strict=True))
+    kept = tuple(
+        slice(max(-b, 0), max(-b, 0) + n) for n, (b, *_) in zip(shape, config, strict=True)
+    )
     return out[kept]
 
 
@@ -86,14 +90,13 @@ def gather(x: Interval, indices: Interval, shape, params) -> Interval:
         params["slice_sizes"], params["mode"],
     )  # fmt: skip
     fill = params.get("fill_value")
-    ends = (-np.inf, np.inf) if fill is None and x.is_float else (fill or 0, fill or 0)
+    outside = np.nan if fill is None and x.is_float else fill or 0
 
-    def taken(array, outside):
+    def taken(array):
         found = np.broadcast_to(array[np.broadcast_arrays(*places)] if places else array, shape)
         return found if np.all(inside) else np.where(inside, found, outside)
 
-    low = taken(x.low, ends[0])
-    return Interval(low, None if x.is_point and np.all(inside) else taken(x.high, ends[1]))
+    return x.map(taken)
 
 
 def scatter_add(x: Interval, indices: Interval, updates: Interval, params) -> Interval:
@@ -104,11 +107,12 @@ def scatter_add(x: Interval, indices: Interval, updates: Interval, params) -> In
     sizes = [1] * x.low.ndim
     for d, axis in zip(kept, numbers.update_window_dims, strict=True):
         sizes[d] = updates.shape[axis]
+    batching = zip(
+        numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
+    )
     places, inside = _places(
         whole_numbers(indices, "an index"), x.shape, updates.low.ndim, numbers.update_window_dims,
-        skipped, numbers.scatter_dims_to_operand_dims,
-        list(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)),
-        sizes, params["mode"],
+        skipped, numbers.scatter_dims_to_operand_dims, list(batching), sizes, params["mode"],
     )  # fmt: skip
     inside = np.broadcast_to(inside, updates.shape)
     at = tuple(np.broadcast_to(place, updates.shape)[inside] for place in places)
@@ -135,8 +139,6 @@ def scatter_add(x: Interval, indices: Interval, updates: Interval, params) -> In
 def convolution(x: Interval, kernel: Interval, params) -> Interval:
     """JAX's conv_general_dilated."""
     numbers = params["dimension_numbers"]
-    if params["batch_group_count"] != 1:
-        raise ProblemError("A convolution with batch groups has no enclosure here.")
     groups = params["feature_group_count"]
     flat = [(0, 0, 0), (0, 0, 0)]
     spread = [

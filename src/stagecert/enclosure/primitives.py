@@ -6,6 +6,7 @@ nothing. A primitive that is not in the table is refused by name before any work
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,27 @@ class UnknownPrimitives(ProblemError):
 Rule = Callable[..., Interval]  # (equation, *values) -> the equation's one output
 
 TABLE: dict[str, Rule] = {}
-LOOPS = frozenset({"scan", "while", "cond"})
 
 
 def refuse_unknown(jaxpr, where: str) -> None:
     """Raises UnknownPrimitives, with the names of all of them, unless a jaxpr can be enclosed."""
-    names = {equation.primitive.name for equation in jaxprs.equations(jaxpr)}
-    unknown = sorted(names - TABLE.keys() - LOOPS - _SEVERAL.keys())
+    unknown = sorted(set(filter(None, map(_unknown_name, jaxprs.equations(jaxpr)))))
     if unknown:
         raise UnknownPrimitives(
             f"{where} uses {', '.join(repr(name) for name in unknown)}, for which stagecert has no "
             "enclosure: rigorous=True is not possible. Write it with other functions, or do "
             "without rigorous."
         )
+
+
+def _unknown_name(equation) -> str | None:
+    """How messages call a primitive that cannot be enclosed."""
+    name = equation.primitive.name
+    if name == "sort" and len(equation.invars) > 1:
+        return "sort of several arrays"
+    if equation.params.get("batch_group_count", 1) != 1:
+        return f"{name} with batch groups"
+    return None if name in TABLE or name in _SEVERAL else name
 
 
 def enclose(jaxpr, constants, arguments: list[Interval]) -> list[Interval]:
@@ -51,7 +60,7 @@ def _equation(equation, values: list[Interval]) -> list[Interval] | None:
     several = _SEVERAL.get(name)
     if several is not None:
         return several(equation, values)
-    return [iv.without_nan(TABLE[name](equation, *values))]
+    return [TABLE[name](equation, *values)]
 
 
 def _rule(*names: str):
@@ -132,7 +141,9 @@ def _integer_pow(equation, x):
 def _whole(equation, x):
     away = equation.params.get("rounding_method")
     if equation.primitive.name == "round" and away is not None and int(away) == 0:
-        return x.map(lambda a: np.trunc(a) + np.where(np.abs(a - np.trunc(a)) >= 0.5, np.sign(a), 0))
+        return x.map(
+            lambda a: np.trunc(a) + np.where(np.abs(a - np.trunc(a)) >= 0.5, np.sign(a), 0)
+        )
     return x.map({"floor": np.floor, "ceil": np.ceil, "round": np.rint}[equation.primitive.name])
 
 
@@ -143,26 +154,36 @@ def _convert(equation, x):
         zero = Interval(np.zeros(x.shape, x.low.dtype))
         return _not_equal(x, zero)
     if kind in "iu":
-        return x.map(lambda a: np.clip(np.trunc(a), -(2.0**62), 2.0**62).astype(np.int64))
+        most = 2.0**62
+        low = np.clip(np.trunc(np.where(np.isnan(x.low), -most, x.low)), -most, most)
+        high = np.clip(np.trunc(np.where(np.isnan(x.high), most, x.high)), -most, most)
+        return Interval(low.astype(np.int64), high.astype(np.int64))
     if kind == "c":
         raise ProblemError("Complex numbers have no order: no bound can be proven with them.")
-    return x.map(lambda a: a.astype(np.float64))
+    y = x.map(lambda a: a.astype(np.float64))
+    y.note = x.note
+    return y
 
 
 # -- comparisons -----------------------------------------------------------------------------------
 
 
+def _unknown(x: Interval, y: Interval):
+    """Where nothing can be decided: NaN."""
+    return np.isnan(x.low) | np.isnan(y.low) if x.is_float else np.array(False)
+
+
 def _less(x: Interval, y: Interval) -> Interval:
-    return Interval(x.high < y.low, x.low < y.high)
+    return Interval(x.high < y.low, (x.low < y.high) | _unknown(x, y))
 
 
 def _at_most(x: Interval, y: Interval) -> Interval:
-    return Interval(x.high <= y.low, x.low <= y.high)
+    return Interval(x.high <= y.low, (x.low <= y.high) | _unknown(x, y))
 
 
 def _equal(x: Interval, y: Interval) -> Interval:
     certain = (x.low == x.high) & (y.low == y.high) & (x.low == y.low)
-    return Interval(certain, (x.low <= y.high) & (y.low <= x.high))
+    return Interval(certain, ((x.low <= y.high) & (y.low <= x.high)) | _unknown(x, y))
 
 
 def _not(x: Interval) -> Interval:
@@ -171,6 +192,27 @@ def _not(x: Interval) -> Interval:
 
 def _not_equal(x: Interval, y: Interval) -> Interval:
     return _not(_equal(x, y))
+
+
+@dataclass(frozen=True, eq=False)
+class _Extreme:
+    """The note of a largest (sign 1) or least (sign -1) entry, and of the mask of its places."""
+
+    among: Interval
+    axes: tuple[int, ...]
+    sign: int
+    is_mask: bool = False
+
+
+def _places_of_extreme(x: Interval, note: _Extreme) -> Interval:
+    """Where the largest entry is, as derivatives of maxima ask: somewhere it is."""
+    if note.sign < 0:
+        x = iv.negative(x)
+    possible = ~(x.high < x.low.max(axis=note.axes, keepdims=True))
+    certain = possible & (possible.sum(axis=note.axes, keepdims=True) == 1)
+    if x.is_point:
+        certain = possible
+    return Interval(certain, possible, replace(note, is_mask=True))
 
 
 # Of one number with itself, the answer is certain.
@@ -186,6 +228,8 @@ for _name, _function, _of_itself in (
     def _compare(equation, x, y, function=_function, of_itself=_of_itself):
         if _same(equation):
             return Interval(np.full(x.shape, of_itself))
+        if function is _equal and isinstance(y.note, _Extreme) and y.note.among is x:
+            return _places_of_extreme(x, y.note)
         return function(x, y)
 
     _rule(_name)(_compare)
@@ -245,12 +289,21 @@ def _last(x: Interval, axes) -> Interval:
 
 @_rule("reduce_sum")
 def _reduce_sum(equation, x):
-    return iv.sum_last(_last(x, equation.params["axes"]))
+    total = iv.sum_last(_last(x, equation.params["axes"]))
+    note = x.note
+    if isinstance(note, _Extreme) and note.is_mask and note.axes == tuple(equation.params["axes"]):
+        total = Interval(np.maximum(total.low, 1), total.high)
+    return total
 
 
 def _reduce(function) -> Rule:
+    sign = {np.max: 1, np.min: -1}.get(function)
+
     def rule(equation, x):
-        return _last(x, equation.params["axes"]).map(lambda a: function(a, axis=-1))
+        axes = tuple(equation.params["axes"])
+        found = _last(x, axes).map(lambda a: function(a, axis=-1))
+        found.note = None if sign is None else _Extreme(x, axes, sign)
+        return found
 
     return rule
 
@@ -301,10 +354,10 @@ def _argument(equation, x):
     shape = [1] * x.low.ndim
     shape[axis] = n
     count = np.broadcast_to(np.arange(n).reshape(shape), x.shape)
-    possible = x.high >= x.low.max(axis=axis, keepdims=True)
+    possible = ~(x.high < x.low.max(axis=axis, keepdims=True))  # all, where one is NaN
     first = np.where(possible, count, n).min(axis=axis)
     last = np.where(possible, count, -1).max(axis=axis)
-    if x.is_point:  # the first of equal ones
+    if x.is_point and not (x.is_float and np.isnan(x.low).any()):  # the first of equal ones
         last = first
     return Interval(first, last)
 
@@ -332,7 +385,16 @@ def _shape(equation) -> tuple[int, ...]:
 
 @_rule("reshape", "squeeze", "expand_dims")
 def _reshape(equation, x, *rest):
-    return x.map(lambda a: a.reshape(_shape(equation)))
+    y = x.map(lambda a: a.reshape(_shape(equation)))
+    axes = [k for k, n in enumerate(y.shape) if n != 1]
+    if (
+        isinstance(x.note, _Extreme)
+        and not x.note.is_mask
+        and len(x.note.among.shape) == y.low.ndim
+    ):
+        # The same numbers with the reduced axes kept, if those are the ones of length one.
+        y.note = x.note if not set(axes) & set(x.note.axes) else None
+    return y
 
 
 @_rule("transpose")
@@ -351,7 +413,11 @@ def _broadcast(equation, x, *rest):
     expanded = [1] * len(shape)
     for axis, n in zip(axes, x.shape, strict=True):
         expanded[axis] = n
-    return x.map(lambda a: np.broadcast_to(a.reshape(expanded), shape))
+    y = x.map(lambda a: np.broadcast_to(a.reshape(expanded), shape))
+    if isinstance(x.note, _Extreme) and not x.note.is_mask and x.note.among.shape == shape:
+        kept = tuple(k for k in range(len(shape)) if k not in x.note.axes)
+        y.note = x.note if tuple(int(k) for k in axes) == kept else None
+    return y
 
 
 @_rule("iota")
@@ -405,6 +471,16 @@ def _concatenate(equation, *values):
     return _both(lambda *arrays: np.concatenate(arrays, axis), *values)
 
 
+@_rule("stack")
+def _stack(equation, *values):
+    return _both(lambda *arrays: np.stack(arrays, equation.params["axis"]), *values)
+
+
+@_rule("tile")
+def _tile(equation, x):
+    return x.map(lambda a: np.tile(a, equation.params["reps"]))
+
+
 @_rule("pad")
 def _pad(equation, x, value):
     return _both(lambda a, v: moving.pad(a, v, equation.params["padding_config"]), x, value)
@@ -433,11 +509,17 @@ def _split(equation, values):
     return [Interval(a, b) for a, b in zip(lows, np.split(x.high, ends, axis), strict=True)]
 
 
+def _unstack(equation, values):
+    (x,), axis = values, equation.params["axis"]
+    return [x.map(lambda a, k=k: np.take(a, k, axis)) for k in range(x.shape[axis])]
+
+
 def _sort(equation, values):
     # The k-th smallest number rises with every number: the ends of one array are sorted alone.
-    if len(values) > 1:
-        raise ProblemError("Sorting several arrays by one has no enclosure.")
-    return [values[0].map(lambda a: np.sort(a, axis=equation.params["dimension"]))]
+    (x,), axis = values, equation.params["dimension"]
+    bad = np.isnan(x.low).any(axis=axis, keepdims=True)
+    sorted_ends = x.map(lambda a: np.sort(a, axis=axis))
+    return [iv.undefined_where(bad, sorted_ends) if bad.any() else sorted_ends]
 
 
 def _scan(equation, values):
@@ -487,6 +569,7 @@ def _cond(equation, values):
 
 _SEVERAL: dict[str, Callable] = {
     "split": _split,
+    "unstack": _unstack,
     "sort": _sort,
     "scan": _scan,
     "while": _while,

@@ -54,9 +54,10 @@ def _box(inputs: Box, slope, anchor):
 
 @least_linear.register
 def _ball(inputs: Ball, slope, anchor):
-    (move,) = _differences([inputs.middle], anchor)
-    length = sqrt(iv.total(iv.square(slope)))
-    return iv.subtract(dot(slope, move), iv.multiply(constant(inputs.radius), length))
+    as_row = slope.map(lambda a: a.reshape(1, -1))
+    rows = (np.reshape(x, (1, -1)) for x in (inputs.middle, anchor))
+    middle, anchor = (np.broadcast_to(row, as_row.shape) for row in rows)
+    return least_on_balls(middle, np.reshape(inputs.radius, 1), as_row, anchor)
 
 
 @least_linear.register
@@ -89,6 +90,13 @@ def _product(inputs: Product, slope, anchor):
     for part, g, a in zip(parts, slopes, anchors, strict=True):
         total = iv.add(total, least_linear(part, g, a))
     return total
+
+
+def least_on_balls(middle, radius, slope: Interval, anchor) -> Interval:
+    """The same for rows that are each in a ball of its own."""
+    (move,) = _differences([middle], anchor)
+    lengths = sqrt(iv.sum_last(iv.square(slope)))
+    return iv.subtract(dot(slope, move), dot(constant(radius), lengths))
 
 
 @eqx.filter_jit
@@ -137,8 +145,8 @@ def least_quadratic(inputs: AbstractSet, slope: Any, anchor: Any, curvature: Any
         return total
     if not is_interval(slope):
         raise ProblemError(
-            f"A curvature of the inputs together with the set {type(inputs).__name__}, whose points "
-            "are trees, has no rigorous rule."
+            f"A curvature of the inputs on the set {type(inputs).__name__}, whose points are "
+            "trees, has no rigorous rule."
         )
     if not np.any(curvature > 0):
         return least_linear(inputs, slope, anchor)
