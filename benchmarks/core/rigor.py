@@ -51,7 +51,8 @@ def _least_seconds(function) -> float:
 
 
 @eqx.filter_jit
-def _certificate(problem):
+def certificate_at_centre(problem):
+    """The certificate of the point where searches begin, with its plain bound."""
     dtype = jnp.result_type(*jax.tree.leaves(problem.inputs.centre()))
     evaluation = evaluate(problem, full_point(problem, None, dtype))
     return certify(problem, evaluation.proposal())[0]
@@ -59,7 +60,7 @@ def _certificate(problem):
 
 def cost(name: str, problem) -> dict:
     """CPU milliseconds of the plain and of the rigorous bound, at the centre of the problem."""
-    certificate = jax.tree.map(np.asarray, _certificate(as_arrays(problem)))
+    certificate = jax.tree.map(np.asarray, certificate_at_centre(as_arrays(problem)))
     begin = time.process_time()
     bound = certificate.derive(problem, rigorous=True)
     first = time.process_time() - begin

@@ -31,10 +31,11 @@ def inner_jaxprs(equation) -> list[tuple[Any, Any]]:
     found: list[tuple[Any, Any]] = []
     for value in equation.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(item, "eqns"):
-                found.append((item, ()))
-            elif hasattr(item, "jaxpr") and hasattr(item.jaxpr, "eqns"):
+            # A closed jaxpr has equations, too, so it must be asked for its constants first.
+            if hasattr(item, "jaxpr") and hasattr(item.jaxpr, "eqns"):
                 found.append((item.jaxpr, item.consts))
+            elif hasattr(item, "eqns"):
+                found.append((item, ()))
     return found
 
 

@@ -10,12 +10,13 @@ from flint import arb
 
 import stagecert as sc
 from benchmarks.core.exact import FAMILIES
-from benchmarks.core.rigor import compare
+from benchmarks.core.rigor import certificate_at_centre, compare
 from stagecert.enclosure import intervals as iv
 from stagecert.enclosure import primitives, rigorous_bound
 from stagecert.enclosure import sets as sets_rules
 from stagecert.enclosure.intervals import Interval
 from stagecert.errors import ProblemError
+from stagecert.problem import as_arrays
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -206,8 +207,35 @@ def test_solve_and_solve_batch_publish_the_rigorous_bound():
     assert solution.bound == rigorous_bound(problem, solution.certificate)
     assert solution.bound == solution.certificate.bound
     assert solution.bound <= case.value <= solution.value + 1e-12
-    batch = sc.solve_batch([problem, problem], rigorous=True)
-    assert batch.bound.tolist() == [s.certificate.derive(problem, rigorous=True) for s in batch]
+
+
+def _squared(s, z):
+    return s @ s
+
+
+def test_a_batch_has_the_rigorous_bounds_of_its_problems():
+    problems = [sc.Problem(sc.Ball(np.array([x, 0.1]), 1.0), (), _squared) for x in (2.0, 3.0)]
+    batch = sc.solve_batch(problems, rigorous=True)
+    for problem, solution in zip(problems, batch, strict=True):
+        assert solution.status is sc.Status.GAP_REACHED
+        assert solution.bound == solution.certificate.derive(problem, rigorous=True)
+        assert solution.bound < solution.certificate.derive(problem) + 1e-12
+
+
+ZOO = {case.name: case for case in zoo.CASES}
+QUICK = {"pinched", "lqr", "markowitz", "relu_kinks", "box_and_ball"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ZOO]
+)
+def test_the_zoo_has_rigorous_bounds_next_to_the_plain_ones(name):
+    problem = ZOO[name].make()
+    certificate = jax.tree.map(np.asarray, certificate_at_centre(as_arrays(problem)))
+    found, plain = certificate.derive(problem, rigorous=True), float(certificate.bound)
+    assert np.isfinite(found)
+    assert abs(found - plain) <= 1e-11 * max(abs(plain), 1)
+    assert found <= ZOO[name].value + 1e-9
 
 
 def test_a_processor_that_flushes_to_zero_is_refused(monkeypatch):

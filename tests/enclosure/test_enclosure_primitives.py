@@ -1,5 +1,7 @@
 """The table of primitives against exact values; planted mistakes are found."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,6 +159,22 @@ def test_products_that_underflow_keep_their_sign():
     zeros = _enclosed(lambda x, y: x @ y, constant(np.zeros((2, 3))), constant(np.ones(3)))
     assert np.all(zeros.low == 0)
     assert np.all(zeros.high == 0)
+    wide = Interval(np.array([0.0, 1.0, 1e-300]), np.array([0.0, 2.0, 2e-300]))
+    rows = constant(np.array([[3.0, 0.0, 0.0], [0.0, 0.0, 1e-20], [0.0, 1e-200, 0.0]]))
+    found = _enclosed(lambda x, y: x @ y, rows, wide)
+    assert found.low[0] == found.high[0] == 0
+    assert found.low[1] <= 1e-320 < 2e-320 <= found.high[1]
+    assert 0 < found.low[2] < found.high[2]
+
+
+def test_small_factors_of_large_ones_are_charged():
+    """eps times a factor underflows where the product, and what it is off by, do not."""
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(1, 2, (50, 3)) * 1e300, rng.uniform(1, 2, (50, 3)) * 1e-320
+    for x, y in zip(a, b, strict=True):
+        found = _enclosed(lambda x, y: x @ y, constant(x), constant(y))
+        exact = sum(Fraction(p) * Fraction(q) for p, q in zip(x, y, strict=True))
+        assert Fraction(float(found.low)) <= exact <= Fraction(float(found.high))
 
 
 def test_the_slope_of_a_maximum_is_known_where_one_entry_is_the_largest():

@@ -93,7 +93,8 @@ def _plain(leaf):
     """Numbers and arrays as NumPy arrays, floating ones in float64; everything else as it is."""
     if isinstance(leaf, (float, np.ndarray, np.generic, jax.Array)):
         array = np.asarray(leaf)
-        return array.astype(np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return array.astype(np.float64, copy=False) if floating else array
     return leaf
 
 
@@ -125,16 +126,16 @@ def _traced(structure, key) -> _Functions:
         )
 
     problem, _, blocks, _ = jax.tree.unflatten(structure, key)
-    objective = jax.make_jaxpr(lambda *a: _objective(*filled(a)))(*arrays)
+    objective = jax.make_jaxpr(lambda *a: _objective(filled(a)))(*arrays)
     refuse_unknown(objective.jaxpr, "The objective")
     stages, depends = [], []
     for i in range(len(problem.stages)):
-        closed = jax.make_jaxpr(lambda up, down, *a, i=i: _stage(*filled(a), i, up, down))(
+        closed = jax.make_jaxpr(lambda up, down, *a, i=i: _stage(filled(a), i, up, down))(
             blocks[i], blocks[i], *arrays
         )
         refuse_unknown(closed.jaxpr, problem.stage_name(i))
         stages.append(closed)
-        alone = jax.make_jaxpr(lambda block, *a, i=i: _own_bounds(*filled(a), i, block))(
+        alone = jax.make_jaxpr(lambda block, *a, i=i: _own_bounds(filled(a), i, block))(
             blocks[i], *arrays
         )
         own = alone.jaxpr.invars[0]
@@ -142,8 +143,9 @@ def _traced(structure, key) -> _Functions:
     return _Functions(objective, stages, depends)
 
 
-def _objective(problem, inputs, blocks, slopes):
+def _objective(held):
     """(value, slopes in inputs and blocks, slack of the chosen slopes of kinks)."""
+    problem, inputs, blocks, slopes = held
 
     def value(inputs, blocks, share):
         treatment = pieces.given_slopes(share)
@@ -153,8 +155,9 @@ def _objective(problem, inputs, blocks, slopes):
     return found, *of_all
 
 
-def _stage(problem, inputs, blocks, slopes, index, up, down):
+def _stage(held, index, up, down):
     """The bounds of a stage, and the slopes of up . lower - down . upper."""
+    problem, inputs, blocks, slopes = held
 
     def bounds(inputs, blocks, share):
         treatment, data = pieces.given_slopes(share), slopes[0][index]
@@ -166,7 +169,8 @@ def _stage(problem, inputs, blocks, slopes, index, up, down):
     return *found, *pull((up, -down))
 
 
-def _own_bounds(problem, inputs, blocks, slopes, index, block):
+def _own_bounds(held, index, block):
+    problem, inputs, blocks, _ = held
     return problem.stages[index].bounds(inputs, blocks[:index], block)[:2]
 
 
@@ -320,7 +324,7 @@ def _foreseen(held, index, arrays):
         return floor * jnp.arange(steps, 0, -1).reshape(-1, *[1] * (y.ndim - 1))
 
     def own(up, down):
-        return _stage(*held, index, up, down)[3][-1]
+        return _stage(held, index, up, down)[3][-1]
 
     units = jnp.eye(size).reshape(size, 1, *y.shape[1:])
     units = jnp.broadcast_to(units, (size, *y.shape))

@@ -302,6 +302,11 @@ def _radius(x: Interval, middle: np.ndarray) -> np.ndarray | None:
     return np.where(x.low == x.high, 0, radius)
 
 
+def _add_up(a, b):
+    """Not below a + b, for numbers >= 0; zero where both are."""
+    return np.where((a == 0) & (b == 0), 0, up(a + b))
+
+
 def products(x: Interval, y: Interval, multiply_arrays, terms: int) -> Interval:
     """A bilinear function made of sums of at most `terms` products, by middles and radii.
 
@@ -312,19 +317,24 @@ def products(x: Interval, y: Interval, multiply_arrays, terms: int) -> Interval:
         ra, rb = _radius(x, a), _radius(y, b)
         result = multiply_arrays(a, b)
         size_a, size_b = np.abs(a), np.abs(b)
-        size = multiply_arrays(size_a, size_b)
-        off = (terms + 2) * EPS * size
-        # |ab - a'b'| <= |a| rb + ra (|b| + rb): once more sums of products, of numbers >= 0.
-        for first, second in ((size_a, rb), (ra, size_b if rb is None else up(size_b + rb))):
-            if first is not None and second is not None:
-                off = off + (1 + (terms + 4) * EPS) * multiply_arrays(first, second)
-        off = up(off + (terms + 2) * 4 * SMALLEST)
-        if np.any(size == 0):
-            # No underflow where one factor of every product is zero: such sums are exact.
-            some = multiply_arrays(
-                (x.magnitude() != 0).astype(np.float64), (y.magnitude() != 0).astype(np.float64)
-            )
-            off = np.where(some == 0, 0, off)
+        # The sum is off by terms * eps * |a| |b|, and |ab - a'b'| <= |a| rb + ra (|b| + rb): once
+        # more sums of products, of numbers >= 0, with allowances for their own rounding.
+        spread = np.where(size_b == 0, 0, (terms + 2) * EPS * size_b + 4 * SMALLEST)
+        reach = size_b if rb is None else _add_up(size_b, rb)
+        off = multiply_arrays(size_a, spread if rb is None else _add_up(spread, rb))
+        if ra is not None:
+            off = off + multiply_arrays(ra, reach)
+            size_a = _add_up(size_a, ra)
+        if np.any(off == 0):
+            # Nothing underflows where one factor of every product is zero: such sums are exact.
+            # One factor of |a| * 1 and 1 * |b| cannot underflow; the smaller array is replaced.
+            small_b = size_b.size <= size_a.size
+            first = size_a if small_b else (size_a != 0).astype(np.float64)
+            some = multiply_arrays(first, (reach != 0).astype(np.float64) if small_b else reach)
+        else:
+            some = off
+        off = up((1 + (terms + 8) * EPS) * off + (terms + 2) * 4 * SMALLEST)
+        off = np.where(some == 0, 0, off)
         low = np.where(off == 0, result, down(result - off))
         high = np.where(off == 0, result, up(result + off))
     return undefined_where(~(np.isfinite(result) & np.isfinite(off)), Interval(low, high))
