@@ -368,8 +368,15 @@ class Certificate(eqx.Module):
     slopes: Any
     bound: Any
 
-    def derive(self, problem: Problem) -> float:
-        """The lower bound on `problem` that this certificate proves, computed anew in float64."""
+    def derive(self, problem: Problem, *, rigorous: bool = False) -> float:
+        """The lower bound on `problem` that this certificate proves, computed anew in float64.
+
+        With `rigorous`, in interval arithmetic: whatever was rounded, it is not above the optimum.
+        """
+        if rigorous:
+            from stagecert.enclosure import rigorous_bound
+
+            return rigorous_bound(problem, self)
         with jax.enable_x64(True):
             problem, held = as_arrays((problem, self), jnp.float64)
             return float(_derive(problem, held))
@@ -390,7 +397,7 @@ class Certificate(eqx.Module):
     @staticmethod
     def load(path: str | os.PathLike, problem: Problem) -> "Certificate":
         """Reads what `save` wrote; `problem` says how the arrays are arranged."""
-        like = jax.eval_shape(lambda: _certificate_like(problem))
+        like = shape_of_certificate(problem)
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
@@ -432,6 +439,11 @@ class Certificate(eqx.Module):
 
 
 _PARTS = ("inputs", "blocks", "multipliers", "slopes")
+
+
+def shape_of_certificate(problem: Problem) -> Certificate:
+    """Shapes and dtypes in place of the arrays of a problem's certificates."""
+    return jax.eval_shape(lambda: _certificate_like(problem))
 
 
 def _certificate_like(problem) -> Certificate:

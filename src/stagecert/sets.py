@@ -257,12 +257,16 @@ class BoxBall(AbstractSet):
         away, _ = self._towards(gradient)
         return away(self._pulled(away))
 
+    def multiplier(self, gradient: Point) -> jax.Array:
+        """Return twice the multiplier of the ball's constraint at the least of `<gradient, x>`."""
+        *_, gradient = self._parts(gradient)
+        away, reach = self._towards(gradient)
+        return 1 / (jnp.maximum(self._pulled(away), 1e-3) ** 4 * reach)
+
     def linear_minimum(self, gradient: Point) -> jax.Array:
         """Return a lower bound by duality, valid for any multiplier of the ball's constraint."""
         lower, upper, middle, radius, gradient = self._parts(gradient)
-        away, reach = self._towards(gradient)
-        t = self._pulled(away)
-        curvature = 1 / (jnp.maximum(t, 1e-3) ** 4 * reach)
+        curvature = self.multiplier(gradient)
         move = jnp.clip(middle - gradient / curvature, lower, upper) - middle
         quadratic = 0.5 * curvature * move**2
         with_ball = jnp.sum(gradient * move + quadratic) - 0.5 * curvature * radius**2

@@ -14,10 +14,12 @@ from stagecert.batch import (
     Batch,
     BatchSolution,
     Certified,
+    rows_of,
     stack,
     validate_batch,
     validate_batch_start,
 )
+from stagecert.certificate import shape_of_certificate
 from stagecert.codes import CROSSED, MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.errors import ProblemError
 from stagecert.lanes import (
@@ -258,6 +260,7 @@ def solve(
     target: float | None = None,
     max_iterations: int = 1000,
     time_limit: float | None = None,
+    rigorous: bool = False,
 ) -> Solution:
     """Solves a problem to a certified gap: value - bound <= atol + rtol * |bound|.
 
@@ -273,9 +276,12 @@ def solve(
         target: stop as soon as `bound > target` (proven) or `value <= target` (cannot be proven).
         max_iterations: limit on the steps of all solvers together.
         time_limit: seconds, looked at every few iterations.
+        rigorous: evaluate the bound in interval arithmetic. It then holds in real arithmetic,
+            whatever was rounded, as long as the problem is convex as declared.
 
     Raises:
-        ProblemError: bad input, before any work.
+        ProblemError: bad input, before any work; with `rigorous`, also functions of JAX that have
+            no enclosure, by name.
 
     >>> import stagecert as sc
     >>> problem = sc.Problem(sc.Ball([3.0, 4.0], 1.0), (), lambda s, z: s @ s)
@@ -285,9 +291,11 @@ def solve(
     """
     validate(problem)
     validate_start(problem, start)
+    if rigorous:
+        _refuse_what_has_no_enclosure(problem)
     batch = _solve(
         problem, None, 1, None if start is None else _one_lane(start), atol, rtol, solver, target,
-        max_iterations, time_limit, False,
+        max_iterations, time_limit, False, rigorous,
     )  # fmt: skip
     return batch[0]
 
@@ -307,6 +315,7 @@ def solve_batch(
     max_iterations: int = 1000,
     time_limit: float | None = None,
     progress: bool | Callable[[int, int], None] = False,
+    rigorous: bool = False,
 ) -> BatchSolution:
     """Solves many problems of one shape at once, each with its own steps, stopping and status.
 
@@ -327,21 +336,30 @@ def solve_batch(
     batch = problems if isinstance(problems, Batch) else stack(problems)
     validate_batch(batch)
     validate_batch_start(batch, start)
+    if rigorous:
+        _refuse_what_has_no_enclosure(batch.lane(0))
     return _solve(
         batch.problem, batch.axes, batch.size, start, atol, rtol, solver, target,
-        max_iterations, time_limit, progress,
+        max_iterations, time_limit, progress, rigorous,
     )  # fmt: skip
 
 
+def _refuse_what_has_no_enclosure(problem: Problem) -> None:
+    from stagecert.enclosure import refuse
+
+    refuse(problem, shape_of_certificate(problem))
+
+
 def _solve(
-    problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress
-) -> BatchSolution:
+    problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress,
+    rigorous,
+) -> BatchSolution:  # fmt: skip
     dtype = _common_dtype(problem)
     arrays = as_arrays(problem, dtype)
     points = _starting_points(arrays, axes, size, start)
     eps = _data_eps(problem)
     return search_lanes(
-        arrays, axes, size, points, lambda kept: _certified(problem, axes, kept, eps),
+        arrays, axes, size, points, lambda kept: _certified(problem, axes, kept, eps, rigorous),
         named_solver(solver), atol=atol, rtol=rtol, target=target, max_iterations=max_iterations,
         time_limit=time_limit, progress=progress,
     )  # fmt: skip
@@ -456,8 +474,9 @@ def _start_points(axes, problem, axis, given, size: int) -> Point:
     )
 
 
-def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
+def _certified(problem, axes, kept: Lane, eps: float, rigorous: bool) -> "Certified":
     """Values and bounds of the lanes' best points, evaluated in float64."""
+    given = problem
     with jax.enable_x64(True):
         problem, points, proposals = as_arrays((problem, kept.point, kept.proposal), jnp.float64)
         done, crossing, certificate, bound, points = certify_lanes(
@@ -471,11 +490,25 @@ def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
         kept.code[newly] = CROSSED
         for name in ("amount", "stage", "entry"):
             getattr(kept.crossing, name)[newly] = getattr(crossing, name)[newly]
-        return Certified(
-            value,
-            np.array(bound, np.float64),
-            *jax.tree.map(np.asarray, (points.inputs, done.blocks, certificate)),
+        inputs, blocks, certificate = jax.tree.map(
+            np.asarray, (points.inputs, done.blocks, certificate)
         )
+        bound = np.array(bound, np.float64)
+        if rigorous:
+            bound = _rigorous_bounds(given, axes, certificate, len(bound))
+        return Certified(value, bound, inputs, blocks, certificate)
+
+
+def _rigorous_bounds(problem, axes, certificate, size: int) -> np.ndarray:
+    """The bounds that the lanes' certificates prove in interval arithmetic."""
+    arrays, static = eqx.partition(as_arrays(problem, jnp.float64), eqx.is_array)
+    arrays = jax.tree.map(np.asarray, arrays)
+    bounds = np.empty(size)
+    for i in range(size):
+        lane = arrays if axes is None else rows_of(axes, arrays, i)
+        held = jax.tree.map(lambda x, i=i: x[i], certificate)
+        bounds[i] = held.derive(eqx.combine(lane, static), rigorous=True)
+    return bounds
 
 
 def _not_yet(kept: Lane, certified, atol, rtol, target) -> np.ndarray:
