@@ -6,6 +6,7 @@ from stagecert.certificate import Anchor, Certificate, lower_bound
 from stagecert.check import Findings, Violation, check
 from stagecert.compiling import use_compilation_cache
 from stagecert.errors import ProblemError
+from stagecert.evidence import Assumptions, Evidence
 from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
 from stagecert.plotting import plot_trace
 from stagecert.problem import AbstractStage, Objective, Problem, ScanStage, Stage, StageTrace
@@ -23,12 +24,14 @@ __all__ = [
     "AbstractSolver",
     "AbstractStage",
     "Anchor",
+    "Assumptions",
     "Ball",
     "Batch",
     "BatchSolution",
     "Box",
     "BoxBall",
     "Certificate",
+    "Evidence",
     "Findings",
     "Objective",
     "Point",

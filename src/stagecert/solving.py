@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stagecert.assumptions import examine
 from stagecert.batch import (
     Batch,
     BatchSolution,
@@ -20,6 +21,7 @@ from stagecert.batch import (
 )
 from stagecert.codes import CROSSED, MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.errors import ProblemError
+from stagecert.evidence import Assumptions
 from stagecert.lanes import (
     CHUNK,
     History,
@@ -258,6 +260,7 @@ def solve(
     target: float | None = None,
     max_iterations: int = 1000,
     time_limit: float | None = None,
+    check: bool = True,
 ) -> Solution:
     """Solves a problem to a certified gap: value - bound <= atol + rtol * |bound|.
 
@@ -273,9 +276,13 @@ def solve(
         target: stop as soon as `bound > target` (proven) or `value <= target` (cannot be proven).
         max_iterations: limit on the steps of all solvers together.
         time_limit: seconds, looked at every few iterations.
+        check: prove what can be proven of the problem's convexity, and probe the rest along random
+            segments, once for each shape; `solution.assumptions` says what came of it. False: the
+            convexity is yours alone.
 
     Raises:
-        ProblemError: bad input, before any work.
+        ProblemError: bad input, or functions that are not convex or concave as they should be;
+            before any work.
 
     >>> import stagecert as sc
     >>> problem = sc.Problem(sc.Ball([3.0, 4.0], 1.0), (), lambda s, z: s @ s)
@@ -287,7 +294,7 @@ def solve(
     validate_start(problem, start)
     batch = _solve(
         problem, None, 1, None if start is None else _one_lane(start), atol, rtol, solver, target,
-        max_iterations, time_limit, False,
+        max_iterations, time_limit, False, examine(problem) if check else None,
     )  # fmt: skip
     return batch[0]
 
@@ -307,6 +314,7 @@ def solve_batch(
     max_iterations: int = 1000,
     time_limit: float | None = None,
     progress: bool | Callable[[int, int], None] = False,
+    check: bool = True,
 ) -> BatchSolution:
     """Solves many problems of one shape at once, each with its own steps, stopping and status.
 
@@ -329,13 +337,14 @@ def solve_batch(
     validate_batch_start(batch, start)
     return _solve(
         batch.problem, batch.axes, batch.size, start, atol, rtol, solver, target,
-        max_iterations, time_limit, progress,
+        max_iterations, time_limit, progress, examine(batch.problem, batch.axes) if check else None,
     )  # fmt: skip
 
 
 def _solve(
-    problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress
-) -> BatchSolution:
+    problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress,
+    assumptions,
+) -> BatchSolution:  # fmt: skip
     dtype = _common_dtype(problem)
     arrays = as_arrays(problem, dtype)
     points = _starting_points(arrays, axes, size, start)
@@ -343,7 +352,7 @@ def _solve(
     return search_lanes(
         arrays, axes, size, points, lambda kept: _certified(problem, axes, kept, eps),
         named_solver(solver), atol=atol, rtol=rtol, target=target, max_iterations=max_iterations,
-        time_limit=time_limit, progress=progress,
+        time_limit=time_limit, progress=progress, assumptions=assumptions,
     )  # fmt: skip
 
 
@@ -363,6 +372,7 @@ def search_lanes(
     progress: Any = False,
     single_steps: bool = False,
     aim: float = 1.0,
+    assumptions: Assumptions | None = None,
 ) -> BatchSolution:
     """The search itself, on arrays of one precision, from complete points.
 
@@ -371,6 +381,7 @@ def search_lanes(
         certifier: evaluates what the search kept in float64: the numbers that are published.
         single_steps: for expensive steps, run them one by one instead of in compiled loops.
         aim: the search stops at this share of the tolerances. Below 1, float64 rarely disagrees.
+        assumptions: what is known of the problem's convexity; None: nobody looked.
     """
     validate_options(atol, rtol, max_iterations, time_limit)
     target = validate_target(target, size)
@@ -415,7 +426,7 @@ def search_lanes(
             certified = certifier(search.kept)
     return BatchSolution(
         search.kept, certified, search.records, clock.seconds(), clock.over(), atol, rtol, target,
-        tuple(arrays.stage_name(i) for i in range(len(arrays.stages))),
+        tuple(arrays.stage_name(i) for i in range(len(arrays.stages))), assumptions,
     )  # fmt: skip
 
 

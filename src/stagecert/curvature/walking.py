@@ -1,0 +1,200 @@
+"""What a traced function makes of what is known about its arguments."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from stagecert.curvature import contractions, functions  # noqa: F401
+from stagecert.curvature.atoms import recognised, relative_entropy
+from stagecert.curvature.lattice import (
+    NOTHING_KNOWN,
+    Known,
+    Origin,
+    constant,
+    known,
+    unknown,
+)
+from stagecert.curvature.moving import STRUCTURAL, parts, structural
+from stagecert.curvature.table import RULES
+from stagecert.jaxprs import bind, body_of_call, walk
+
+
+class Walk:
+    """One walk, which gives equal expressions equal numbers, so that x - 1 is known to be x - 1."""
+
+    def __init__(self, recognise: bool = True, other: "Walk | None" = None):
+        self.recognise = recognise
+        self.numbers: dict = {} if other is None else other.numbers
+        self.made: dict[int, tuple[str, list[Known]]] = {} if other is None else other.made
+
+    def plainly(self, closed, arguments: list[Known]) -> list[Known]:
+        """The same walk through another function, without recognising anything."""
+        return Walk(recognise=False, other=self).follow(closed, arguments)
+
+    def follow(self, closed, arguments: list[Known]) -> list[Known]:
+        return walk(closed.jaxpr, closed.consts, arguments, self.apply, constant)
+
+    def apply(self, equation, values: list[Known]) -> list[Known] | None:
+        name = equation.primitive.name
+        shapes = [v.aval.shape for v in equation.outvars]
+        if all(value.exact for value in values):
+            return computed(equation, values)
+        if any(value.lo.size == 0 for value in values) and body_of_call(equation) is None:
+            return [unknown(shape) for shape in shapes]
+        if body_of_call(equation) is not None:
+            atom = recognised(equation, values)
+            if atom is None:
+                return None
+            return [self._numbered(*atom, {}, values)]
+        if name == "scan":
+            return scan(self, equation, values)
+        if name == "cond":
+            return cond(self, equation, values)
+        if name in ("split", "unstack"):
+            return parts(equation, values[0])
+        if name in RULES:
+            with np.errstate(all="ignore"):
+                out = RULES[name](*values, **equation.params)
+            out = self._numbered(name, out, equation.params, values)
+            if name == "select_n" and self.recognise and (out.doubts == NOTHING_KNOWN).any():
+                out = relative_entropy(self, out)
+            return [out]
+        if name in STRUCTURAL:
+            return [self._numbered(name, structural(equation, values), equation.params, values)]
+        if all(value.constant for value in values):
+            return [known(np.full(s, -np.inf), np.full(s, np.inf), 0) for s in shapes]
+        out = [unknown(shape) for shape in shapes]
+        if len(out) == 1:
+            return [self._numbered(name, out[0], equation.params, values)]
+        return out
+
+    def _numbered(self, name: str, out: Known, parameters, values: list[Known]) -> Known:
+        """The value with the number of the first equal expression."""
+        inherited = {v.origin.number for v in values}
+        if out.origin.number in inherited or out.exact:
+            return out  # entries that were only moved know already where they are from
+        what = tuple(sorted((k, str(v)) for k, v in parameters.items()))
+        key = (name, what, tuple(_identity(v) for v in values))
+        number = self.numbers.setdefault(key, out.origin.number)
+        self.made.setdefault(number, (name, values))
+        return replace(out, origin=Origin(number, out.origin.index))
+
+
+def _identity(x: Known):
+    if x.exact and x.lo.size <= 64:
+        return x.shape, x.lo.tobytes()
+    return x.origin.number, x.shape, hash(x.origin.index.tobytes())
+
+
+def follow(closed, arguments: list[Known]) -> list[Known]:
+    """What is known about the outputs of a traced function, given what is about its arguments."""
+    return Walk().follow(closed, arguments)
+
+
+def computed(equation, values: list[Known]) -> list[Known]:
+    """An equation between known numbers: let JAX compute it."""
+    arrays = [
+        np.asarray(value.lo).astype(atom.aval.dtype)
+        for value, atom in zip(values, equation.invars, strict=True)
+    ]
+    simple = _NUMPY.get(equation.primitive.name)
+    if simple is None and equation.primitive.name in STRUCTURAL:
+        return [structural(equation, values)]
+    floating = all(a.dtype == np.float64 or a.dtype == bool for a in arrays)
+    if simple is not None and floating:
+        with np.errstate(all="ignore"):
+            return [constant(simple(*arrays))]
+    return [constant(x) for x in bind(equation, [jnp.asarray(a) for a in arrays])]
+
+
+# What is plain in NumPy is faster there: JAX compiles every primitive that it runs by itself.
+_NUMPY = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "abs": np.abs,
+    "max": np.maximum,
+    "min": np.minimum,
+    "square": np.square,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "stop_gradient": np.asarray,
+    "copy": np.asarray,
+    "div": np.divide,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "logistic": scipy.special.expit,
+    "tanh": np.tanh,
+}
+
+
+# -- loops and branches ----------------------------------------------------------------------------
+
+
+def _joined(a: Known, b: Known) -> Known:
+    """What holds of both."""
+    lo, hi = np.minimum(a.lo, b.lo), np.maximum(a.hi, b.hi)
+    return known(lo, hi, a.doubts | b.doubts)
+
+
+def _widened(old: Known, new: Known) -> Known:
+    """An end that still moves goes to zero, if it may, and else to infinity."""
+    lo = np.where(new.lo >= old.lo, old.lo, np.where(new.lo >= 0, 0, -np.inf))
+    hi = np.where(new.hi <= old.hi, old.hi, np.where(new.hi <= 0, 0, np.inf))
+    return known(lo, hi, old.doubts | new.doubts)
+
+
+def scan(walker: Walk, equation, values: list[Known]) -> list[Known]:
+    """By induction: what holds of the carry before a step and after it holds for ever."""
+    parameters = equation.params
+    closed = parameters["jaxpr"]
+    consts, carries = parameters["num_consts"], parameters["num_carry"]
+    fixed, carry = values[:consts], values[consts : consts + carries]
+    sliced = values[consts + carries :]
+    # A step reads any slice: what holds of all of them.
+    slices = [known(x.lo.min(0), x.hi.max(0), np.bitwise_or.reduce(x.doubts, 0)) if len(x.lo) else
+              unknown(x.shape[1:]) for x in sliced]  # fmt: skip
+    for _ in range(8):
+        carry = [known(c.lo, c.hi, c.doubts) for c in carry]
+        out = walker.follow(closed, [*fixed, *carry, *slices])
+        new = [_widened(c, o) for c, o in zip(carry, out, strict=False)]
+        if all(
+            np.array_equal(n.doubts, c.doubts)
+            and np.array_equal(n.lo, c.lo)
+            and np.array_equal(n.hi, c.hi)
+            for n, c in zip(new, carry, strict=True)
+        ):
+            break
+        carry = new
+    else:
+        return [unknown(v.aval.shape) for v in equation.outvars]
+    length = parameters["length"]
+    stacked = [
+        known(*(np.broadcast_to(p, (length, *p.shape)) for p in (y.lo, y.hi, y.doubts)))
+        for y in out[carries:]
+    ]
+    return [*carry, *stacked]
+
+
+def cond(walker: Walk, equation, values: list[Known]) -> list[Known]:
+    which, *arguments = values
+    branches = equation.params["branches"]
+    if not which.constant:
+        return [unknown(v.aval.shape) for v in equation.outvars]
+    if which.exact:
+        branches = [branches[int(np.clip(which.lo, 0, len(branches) - 1))]]
+    outs = [walker.follow(branch, arguments) for branch in branches]
+    joined = outs[0]
+    for out in outs[1:]:
+        joined = [_joined(a, b) for a, b in zip(joined, out, strict=True)]
+    return joined
