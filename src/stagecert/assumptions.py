@@ -3,6 +3,8 @@
 First a proof by composition rules (stagecert.curvature), for all numbers that the parameters could
 be, and if that fails for the numbers at hand. What is not proven is probed along a few random
 segments, as `check` does, once for all problems of one shape; a witness is an error.
+
+The same walk tells whether slopes may be infinite at the border of the inputs' set.
 """
 
 import hashlib
@@ -18,9 +20,19 @@ import numpy as np
 
 from stagecert.batch import rows_of
 from stagecert.check import JENSEN, Violation, confirmed_violations
-from stagecert.curvature import CONCAVE, CONVEX, Known, constant, follow, parameter, variable
+from stagecert.curvature import (
+    CONCAVE,
+    CONVEX,
+    MAY_BE_STEEP,
+    Known,
+    Walk,
+    constant,
+    parameter,
+    variable,
+)
 from stagecert.errors import ProblemError
 from stagecert.evidence import Assumptions, Evidence
+from stagecert.jaxprs import equations
 from stagecert.problem import Problem, ScanStage, as_arrays
 from stagecert.sets import AbstractSet, Product, Simplex
 
@@ -28,12 +40,20 @@ PROBES = 8  # segments, for each of a few problems of a batch
 KEPT = 128  # shapes, and sets of numbers of each shape, that are remembered
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What is known about a problem: its assumptions, and whether it is steep at the border."""
+
+    assumptions: Assumptions
+    steep: bool
+
+
 @dataclass
 class _Shape:
     """What is remembered about all problems with the same functions and shapes."""
 
     traced: list
-    for_all_numbers: Assumptions
+    for_all_numbers: Examined | None = None  # where no number could change the answer
     sampled: bool = False
     by_numbers: OrderedDict = field(default_factory=OrderedDict)
 
@@ -42,23 +62,30 @@ _shapes: OrderedDict = OrderedDict()
 _lock = threading.Lock()
 
 
-def examine(problem: Problem, axes=None) -> Assumptions:
-    """What is known about a problem, or a batch of them; ProblemError if something is refuted."""
-    key = _key(problem, axes)
+def examine(problem: Problem, axes=None, check: bool = True) -> Examined:
+    """What is known about a problem, or a batch of them; ProblemError if something is refuted.
+
+    Without `check` the assumptions are not looked at.
+    """
+    key = (check, _key(problem, axes))
     with _lock:
         shape = _shapes.get(key)
         if shape is not None:
             _shapes.move_to_end(key)
-    if shape is not None and shape.for_all_numbers.weakest is Evidence.PROVEN:
+    if shape is not None and shape.for_all_numbers is not None:
         return shape.for_all_numbers
     digest = None if shape is None else _digest(problem)
     if shape is not None and digest in shape.by_numbers:
         return shape.by_numbers[digest]
     with jax.enable_x64(True):
-        found, shape = _examined(problem, axes, shape)
+        arrays = as_arrays(problem, jnp.float64)
+        if shape is None:
+            shape = _Shape(_traced(_lane(arrays, axes, 0)))
+        found = _examined(arrays, axes, shape, check)
     with _lock:
         _shapes[key] = shape
-        shape.by_numbers[_digest(problem) if digest is None else digest] = found
+        if shape.for_all_numbers is None:
+            shape.by_numbers[_digest(problem) if digest is None else digest] = found
         for held in (_shapes, shape.by_numbers):
             while len(held) > KEPT:
                 held.popitem(last=False)
@@ -89,20 +116,33 @@ def _digest(problem) -> bytes:
     return digest.digest()
 
 
-def _examined(problem: Problem, axes, shape: _Shape | None) -> tuple[Assumptions, _Shape]:
-    arrays = as_arrays(problem, jnp.float64)
-    if shape is None:
-        traced = _traced(_lane(arrays, axes, 0))
-        shape = _Shape(traced, _proven(arrays, axes, traced, numbers=False))
-        if shape.for_all_numbers.weakest is Evidence.PROVEN:
-            return shape.for_all_numbers, shape
-    found = _proven(arrays, axes, shape.traced, numbers=True)
-    if found.weakest is Evidence.PROVEN:
-        return found, shape
-    if not shape.sampled:
-        _probe(arrays, axes, found)
+def _examined(problem: Problem, axes, shape: _Shape, check: bool) -> Examined:
+    used = {e.primitive.name for traced in shape.traced for e in equations(traced.jaxpr)}
+    gentle = used.isdisjoint(MAY_BE_STEEP)
+    if gentle and not check:
+        shape.for_all_numbers = Examined(_unchecked(problem), False)
+        return shape.for_all_numbers
+    if gentle and not shape.by_numbers:
+        found = _proven(problem, axes, shape.traced, numbers=False)
+        if found.assumptions.weakest is Evidence.PROVEN:
+            shape.for_all_numbers = found
+            return found
+    found = _proven(problem, axes, shape.traced, numbers=True)
+    if not check:
+        return Examined(_unchecked(problem), found.steep)
+    if found.assumptions.weakest is not Evidence.PROVEN and not shape.sampled:
+        _probe(problem, axes, found.assumptions)
         shape.sampled = True
-    return _after_sampling(found), shape
+    return Examined(_after_sampling(found.assumptions), found.steep)
+
+
+def _unchecked(problem: Problem) -> Assumptions:
+    return Assumptions.unchecked(len(problem.stages), _declares_curvature(problem))
+
+
+def _declares_curvature(problem: Problem) -> bool:
+    objective = problem.objective
+    return bool(jax.tree.leaves((objective.curvature_inputs, objective.curvature_blocks)))
 
 
 # -- proofs ----------------------------------------------------------------------------------------
@@ -136,38 +176,48 @@ def _traced(problem: Problem) -> list:
     return traced
 
 
-def _proven(problem: Problem, axes, traced, numbers: bool) -> Assumptions:
+def _proven(problem: Problem, axes, traced, numbers: bool) -> Examined:
     """What the rules prove; with `numbers`, for those at hand, otherwise for any."""
+    try:
+        return _walked(problem, axes, traced, numbers)
+    except Exception:
+        # A primitive used in a way that no rule foresaw proves nothing, and is no reason not to
+        # solve. Staying off the border is never wrong.
+        return Examined(_unchecked(problem), steep=True)
+
+
+def _walked(problem: Problem, axes, traced, numbers: bool) -> Examined:
     lane = _lane(problem, axes, 0)
     parameters = _parameters(problem, axes, numbers)
     inputs = _ranges(problem, axes, numbers)
     blocks = [variable(np.full(s.shape, -np.inf), np.inf) for s in lane.block_shapes()]
+    walker = Walk()
     evidence: dict[str, list[Evidence]] = {"lower": [], "upper": []}
     for index, stage in enumerate(lane.stages):
-        lower, upper = _bounds(stage, index, traced[index], parameters, inputs, blocks)
+        lower, upper = _bounds(walker, stage, index, traced[index], parameters, inputs, blocks)
         evidence["lower"].append(_evidence(lower, CONVEX))
         evidence["upper"].append(_evidence(upper, CONCAVE))
         lo, hi = np.minimum(lower.lo, upper.lo), np.maximum(lower.hi, upper.hi)
         blocks[index] = variable(np.broadcast_to(lo, blocks[index].shape), hi)
-    (value,) = follow(traced[-1], [*parameters, *inputs, *blocks])
-    declared = jax.tree.leaves((lane.objective.curvature_inputs, lane.objective.curvature_blocks))
-    return Assumptions(
+    (value,) = walker.follow(traced[-1], [*parameters, *inputs, *blocks])
+    assumptions = Assumptions(
         _evidence(value, CONVEX),
         tuple(evidence["lower"]),
         tuple(evidence["upper"]),
-        Evidence.UNCHECKED if declared else None,
+        Evidence.UNCHECKED if _declares_curvature(lane) else None,
     )
+    return Examined(assumptions, walker.steep)
 
 
-def _bounds(stage, index, traced, parameters, inputs, blocks):
+def _bounds(walker: Walk, stage, index, traced, parameters, inputs, blocks):
     """(lower, upper) of a stage."""
     if isinstance(stage, ScanStage):
         # By induction: if states that are not negative lead to no others, there are no others.
         guess = [*blocks[:index], variable(np.zeros(blocks[index].shape), np.inf)]
-        lower, upper = follow(traced, [*parameters, *inputs, *guess, *blocks[index + 1 :]])
+        lower, upper = walker.follow(traced, [*parameters, *inputs, *guess, *blocks[index + 1 :]])
         if (lower.lo >= 0).all() and (upper.lo >= 0).all():
             return lower, upper
-    return follow(traced, [*parameters, *inputs, *blocks])
+    return walker.follow(traced, [*parameters, *inputs, *blocks])
 
 
 def _evidence(value: Known, wanted: int) -> Evidence:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert.assumptions import examine
+from stagecert.assumptions import Examined, examine
 from stagecert.batch import (
     Batch,
     BatchSolution,
@@ -22,6 +22,7 @@ from stagecert.batch import (
 from stagecert.codes import CROSSED, MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.errors import ProblemError
 from stagecert.evidence import Assumptions
+from stagecert.inside import seen_from_inside
 from stagecert.lanes import (
     CHUNK,
     History,
@@ -41,6 +42,7 @@ from stagecert.solvers import (
     Accelerated,
     Damped,
     Greedy,
+    Mirror,
     Polish,
     Safe,
     Simple,
@@ -49,15 +51,19 @@ from stagecert.solvers import (
 from stagecert.validate import validate, validate_options, validate_start, validate_target
 
 
-def named_solver(solver) -> tuple[AbstractSolver, ...]:
-    """The solvers to run one after the other: a name, an object, or a sequence of these."""
+def named_solver(solver, steep: bool = False) -> tuple[AbstractSolver, ...]:
+    """The solvers to run one after the other: a name, an object, or a sequence of these.
+
+    `steep` says that slopes may be infinite at the border of the inputs' set, where corners lie.
+    """
     names = {
-        "auto": (Greedy(patience=0, progress=0.5), Polish()),
+        "auto": (Mirror() if steep else Greedy(patience=0, progress=0.5), Polish()),
         "damped": (Damped(),),
         "greedy": (Greedy(),),
         "accelerated": (Accelerated(),),
         "simple": (Simple(),),
         "safe": (Safe(),),
+        "mirror": (Mirror(),),
         "polish": (Polish(),),
         "slope_ascent": (Greedy(patience=0, progress=0.5), SlopeAscent()),
     }
@@ -68,7 +74,7 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
     if isinstance(solver, AbstractSolver):
         return (solver,)
     if isinstance(solver, Sequence) and solver:
-        return tuple(s for entry in solver for s in named_solver(entry))
+        return tuple(s for entry in solver for s in named_solver(entry, steep))
     raise ProblemError(
         f"solver must be a name, an AbstractSolver or a sequence of these, not {solver!r}."
     )
@@ -294,7 +300,7 @@ def solve(
     validate_start(problem, start)
     batch = _solve(
         problem, None, 1, None if start is None else _one_lane(start), atol, rtol, solver, target,
-        max_iterations, time_limit, False, examine(problem) if check else None,
+        max_iterations, time_limit, False, examine(problem, None, check),
     )  # fmt: skip
     return batch[0]
 
@@ -337,22 +343,26 @@ def solve_batch(
     validate_batch_start(batch, start)
     return _solve(
         batch.problem, batch.axes, batch.size, start, atol, rtol, solver, target,
-        max_iterations, time_limit, progress, examine(batch.problem, batch.axes) if check else None,
+        max_iterations, time_limit, progress, examine(batch.problem, batch.axes, check),
     )  # fmt: skip
 
 
 def _solve(
     problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress,
-    assumptions,
+    examined: Examined,
 ) -> BatchSolution:  # fmt: skip
+    solvers = named_solver(solver, examined.steep)
+    if examined.steep or any(isinstance(s, Mirror) for s in solvers):
+        problem = seen_from_inside(problem)
+        axes = None if axes is None else seen_from_inside(axes)
     dtype = _common_dtype(problem)
     arrays = as_arrays(problem, dtype)
     points = _starting_points(arrays, axes, size, start)
     eps = _data_eps(problem)
     return search_lanes(
         arrays, axes, size, points, lambda kept: _certified(problem, axes, kept, eps),
-        named_solver(solver), atol=atol, rtol=rtol, target=target, max_iterations=max_iterations,
-        time_limit=time_limit, progress=progress, assumptions=assumptions,
+        solvers, atol=atol, rtol=rtol, target=target, max_iterations=max_iterations,
+        time_limit=time_limit, progress=progress, assumptions=examined.assumptions,
     )  # fmt: skip
 
 

@@ -1,6 +1,16 @@
 """Proofs of convexity by composition: a lattice, a table of rules, a walk through jaxprs."""
 
 from stagecert.curvature.lattice import CONCAVE, CONVEX, Known, constant, parameter, variable
-from stagecert.curvature.walking import follow
+from stagecert.curvature.walking import MAY_BE_STEEP, Walk, follow
 
-__all__ = ["CONCAVE", "CONVEX", "Known", "constant", "follow", "parameter", "variable"]
+__all__ = [
+    "CONCAVE",
+    "CONVEX",
+    "MAY_BE_STEEP",
+    "Known",
+    "Walk",
+    "constant",
+    "follow",
+    "parameter",
+    "variable",
+]

@@ -9,7 +9,9 @@ import scipy.special
 from stagecert.curvature import contractions, functions  # noqa: F401
 from stagecert.curvature.atoms import recognised, relative_entropy
 from stagecert.curvature.lattice import (
+    CONSTANT,
     NOTHING_KNOWN,
+    ROOT_CONVEX,
     Known,
     Origin,
     constant,
@@ -26,6 +28,7 @@ class Walk:
 
     def __init__(self, recognise: bool = True, other: "Walk | None" = None):
         self.recognise = recognise
+        self.steep = False  # whether a slope may be infinite at the border of a range
         self.numbers: dict = {} if other is None else other.numbers
         self.made: dict[int, tuple[str, list[Known]]] = {} if other is None else other.made
 
@@ -43,10 +46,14 @@ class Walk:
             return computed(equation, values)
         if any(value.lo.size == 0 for value in values) and body_of_call(equation) is None:
             return [unknown(shape) for shape in shapes]
+        if name in MAY_BE_STEEP and not _is_smooth(name, values, equation.params):
+            argument, end = MAY_BE_STEEP[name]
+            self.steep = self.steep or _touches(values[argument], end)
         if body_of_call(equation) is not None:
             atom = recognised(equation, values)
             if atom is None:
                 return None
+            self.steep = self.steep or (atom[0] == "xlogy" and _touches(values[1], 0.0))
             return [self._numbered(*atom, {}, values)]
         if name == "scan":
             return scan(self, equation, values)
@@ -80,6 +87,34 @@ class Walk:
         number = self.numbers.setdefault(key, out.origin.number)
         self.made.setdefault(number, (name, values))
         return replace(out, origin=Origin(number, out.origin.index))
+
+
+# Primitives with an infinite slope at an end of where they are defined: which argument, which end.
+MAY_BE_STEEP = {
+    "log": (0, 0.0),
+    "log1p": (0, -1.0),
+    "sqrt": (0, 0.0),
+    "rsqrt": (0, 0.0),
+    "cbrt": (0, 0.0),
+    "pow": (0, 0.0),
+    "integer_pow": (0, 0.0),
+    "div": (1, 0.0),
+}
+
+
+def _touches(x: Known, end: float) -> bool:
+    """Whether a variable value may reach the end, and nothing beyond it but by rounding."""
+    near = (x.lo <= end) & (x.lo > end - 1e-9) & (x.hi > end) & ~x.has(CONSTANT)
+    return bool(near.any())
+
+
+def _is_smooth(name: str, values: list[Known], parameters) -> bool:
+    if name == "integer_pow":
+        return parameters["y"] > 0
+    if name == "pow":
+        return bool((values[1].lo >= 1).all())
+    # The root of a sum of squares is a norm: a kink inside, if anywhere.
+    return name == "sqrt" and bool(values[0].has(ROOT_CONVEX).all())
 
 
 def _identity(x: Known):
