@@ -204,9 +204,30 @@ def _walked(problem: Problem, axes, traced, numbers: bool) -> Examined:
         _evidence(value, CONVEX),
         tuple(evidence["lower"]),
         tuple(evidence["upper"]),
-        Evidence.UNCHECKED if _declares_curvature(lane) else None,
+        _declared(problem, axes, numbers, value, inputs, blocks),
     )
     return Examined(assumptions, walker.steep)
+
+
+def _declared(problem: Problem, axes, numbers: bool, value: Known, inputs, blocks):
+    """What is known of the declared curvature: that squares of single variables add up to it."""
+    if not _declares_curvature(problem):
+        return None
+    if not numbers or value.bend is None or not value.has(CONVEX).all():
+        return Evidence.UNCHECKED
+    lanes = range(1 if axes is None else _size(problem, axes))
+    for index in lanes:
+        objective = _lane(problem, axes, index).objective
+        of_inputs, of_blocks = objective.curvature_inputs, objective.curvature_blocks
+        given = [] if of_inputs is None else jax.tree.leaves(of_inputs)
+        pairs = [*zip(inputs, given, strict=False)]
+        pairs += [*zip(blocks, of_blocks or (), strict=False)]
+        for held, declared in pairs:
+            # What rounding adds to the sum of weights is in the bound's own allowance.
+            most = value.bend.of(held.slope.who) * (1 + 4 * np.finfo(float).eps)
+            if (np.asarray(declared, float) > most).any():
+                return Evidence.UNCHECKED
+    return Evidence.PROVEN
 
 
 def _bounds(walker: Walk, stage, index, traced, parameters, inputs, blocks):

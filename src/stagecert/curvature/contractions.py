@@ -30,6 +30,8 @@ from stagecert.curvature.table import rule
 @rule("dot_general")
 def _dot_general(x: Known, y: Known, dimension_numbers, **_) -> Known:
     (of_x, of_y), (batch_x, batch_y) = dimension_numbers
+    if len(x.shape) == len(y.shape) == len(of_x) == 1:
+        return reduce_sum(times(x, y), axes=(0,))
     a, b = _arranged(x, of_x, batch_x), _arranged(y, of_y, batch_y)
     free = [
         tuple(n for k, n in enumerate(v.shape) if k not in (*used, *batch))

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from stagecert.curvature.bends import Bend, Slope, entries_of
+
 CONVEX, CONCAVE, CONSTANT, LOG_CONVEX, ROOT_CONVEX = 1, 2, 4, 8, 16
 NOTHING_KNOWN = 31
 AFFINE = CONSTANT | LOG_CONVEX | ROOT_CONVEX  # the doubts about a variable
@@ -81,6 +83,8 @@ class Known:
     linear: Linear | None = None
     quadratic: Linear | None = None  # an entrywise product that is a quadratic form once summed
     shifted: Shifted | None = None
+    slope: Slope | None = None
+    bend: Bend | None = None
 
     @property
     def shape(self) -> tuple:
@@ -132,7 +136,9 @@ def constant(array) -> Known:
 
 def variable(lo, hi) -> Known:
     """A variable between two arrays."""
-    return known(lo, hi, AFFINE)
+    out = known(lo, hi, AFFINE)
+    who = entries_of(out.origin.number, out.lo.size).reshape(out.shape)
+    return replace(out, slope=Slope(who, np.ones(out.shape)))
 
 
 def parameter(lo, hi) -> Known:
@@ -188,7 +194,8 @@ def flipped(doubts):
 
 def negative(x: Known) -> Known:
     """-x."""
-    return known(-x.hi, -x.lo, flipped(x.doubts))
+    slope = None if x.slope is None else x.slope.scaled(-1)
+    return known(-x.hi, -x.lo, flipped(x.doubts), slope=slope)
 
 
 def scaled_doubts(doubts, lo, hi):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stagecert.curvature.bends import moved
 from stagecert.curvature.lattice import (
     CONCAVE,
     CONSTANT,
@@ -145,10 +146,15 @@ def structural(equation, values: list[Known]) -> Known:
     lo = np.where(missing, -np.inf, taken([v.lo for v in values]))
     hi = np.where(missing, np.inf, taken([v.hi for v in values]))
     doubts = np.where(missing, NOTHING_KNOWN, taken([v.doubts for v in values]))
-    if len(values) > 1 or missing.any():
+    if missing.any():
         return known(lo, hi, doubts)
+    notes: dict[str, Any] = {"slope": moved(values, taken)}
+    if len(values) > 1:
+        return known(lo, hi, doubts, **notes)
     (x,) = values
-    notes: dict[str, Any] = {"origin": _moved(x.origin, taken)}
+    notes["origin"] = _moved(x.origin, taken)
+    if x.bend is not None and np.array_equal(places.ravel(), np.arange(x.lo.size)):
+        notes["bend"] = x.bend  # only another shape
     if x.logarithm_of is not None:
         notes["logarithm_of"] = _moved(x.logarithm_of, taken)
     if x.shifted is not None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stagecert.curvature.bends import squared
 from stagecert.curvature.lattice import (
     CONCAVE,
     CONVEX,
@@ -60,6 +61,7 @@ def whole_power(x: Known, y: int, **_) -> Known:
     if y > 0:
         if y % 2 == 0:
             out = _even_power(x, y)
+            out = replace(out, bend=squared(x.slope)) if y == 2 else out
         else:
             doubts = np.where(x.lo >= 0, CONCAVE, np.where(x.hi <= 0, CONVEX, CONVEX | CONCAVE))
             out = monotone(x, lambda e: e**y, doubts)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from stagecert.curvature.bends import joined
 from stagecert.curvature.lattice import (
     CONCAVE,
     CONSTANT,
@@ -46,7 +47,13 @@ def plus(x: Known, y: Known, **_) -> Known:
         (a.linear for a, b in ((x, y), (y, x)) if a.linear and b.constant and a.shape == lo.shape),
         None,
     )
-    return known(lo, hi, x.doubts | y.doubts, linear=linear)
+    out = known(lo, hi, x.doubts | y.doubts, linear=linear)
+    fits = [v for v in (x, y) if v.shape == out.shape]
+    slope = next((v.slope for v in fits if (y if v is x else x).constant), None)
+    bend = None
+    if out.has(CONVEX).all():
+        bend = joined(*([v.bend for v in fits] + [None])[:2])
+    return replace(out, slope=slope, bend=bend)
 
 
 def stage_of(x: Known) -> str | None:
@@ -109,8 +116,12 @@ def _scaled_notes(x: Known, factor: Known, shape) -> dict[str, Any]:
             held = getattr(x, note)
             if held is not None:
                 notes[note] = replace(held, matrix=number * held.matrix)
-    if stage_of(x) == "exponential" and (factor.lo >= 0).all():
-        notes["shifted"] = x.shifted
+    if factor.exact and x.slope is not None:
+        notes["slope"] = x.slope.scaled(factor.lo)
+    if (factor.lo >= 0).all():
+        notes["bend"] = None if x.bend is None else x.bend.scaled(factor.lo, shape)
+        if stage_of(x) == "exponential":
+            notes["shifted"] = x.shifted
     return notes
 
 
@@ -150,7 +161,8 @@ def reduce_sum(x: Known, axes, **_) -> Known:
     lo, hi = outward(x.lo.sum(axis=axes), x.hi.sum(axis=axes), size, terms)
     lo = np.where((x.lo >= 0).all(axis=axes), np.maximum(lo, 0), lo)
     hi = np.where((x.hi <= 0).all(axis=axes), np.minimum(hi, 0), hi)
-    out = known(lo, hi, np.bitwise_or.reduce(x.doubts, axis=axes))
+    bend = None if x.bend is None or not x.has(CONVEX).all() else x.bend.summed(x.shape, axes)
+    out = known(lo, hi, np.bitwise_or.reduce(x.doubts, axis=axes), bend=bend)
     form = x.quadratic
     if form is not None and form.axis in axes:
         return cleared(out, True, definite(form.matrix))
