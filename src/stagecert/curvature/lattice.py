@@ -164,6 +164,16 @@ def outward(lo, hi, size, terms: int = 1):
     return lo, hi
 
 
+def sum_down(a, b):
+    """a + b, rounded down; exact where the floating-point sum is."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = a + b
+        # What rounding took off, exactly (Knuth); NaN where an end is infinite.
+        of_b = total - a
+        lost = (a - (total - of_b)) + (b - of_b)
+    return np.where(lost >= 0, total, np.nextafter(total, -np.inf))
+
+
 def product_ends(a: Known, b: Known):
     """Ends of an entrywise product; a zero times anything is zero."""
     with np.errstate(invalid="ignore", over="ignore"):

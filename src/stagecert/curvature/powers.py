@@ -77,7 +77,8 @@ def whole_power(x: Known, y: int, **_) -> Known:
     other = other if y % 2 == 0 else negative(other)
     # One over a positive concave value is log-convex.
     power = cleared(power, x.has(CONCAVE) & (x.lo >= 0), LOG_CONVEX | ROOT_CONVEX | CONVEX)
-    above, below = x.lo >= 0, x.hi <= 0
+    # At zero itself the sign of the infinity is that of the floating-point zero: positive.
+    above, below = x.lo >= 0, x.hi < 0
     return known(
         np.where(above, power.lo, np.where(below, other.lo, -np.inf)),
         np.where(above, power.hi, np.where(below, other.hi, np.inf)),

@@ -25,6 +25,7 @@ from stagecert.curvature.lattice import (
     outward,
     product_ends,
     scaled_doubts,
+    sum_down,
 )
 from stagecert.curvature.powers import whole_power
 from stagecert.curvature.table import rule
@@ -40,9 +41,7 @@ def plus(x: Known, y: Known, **_) -> Known:
             convex = (a.shifted.doubts & LOG_CONVEX) == 0
             doubts = np.where(convex, NOTHING_KNOWN ^ CONVEX, NOTHING_KNOWN)
             return known(-np.inf, np.inf, doubts)
-    lo, hi = outward(x.lo + y.lo, x.hi + y.hi, _larger(x, y))
-    lo = np.where((x.lo >= 0) & (y.lo >= 0), np.maximum(lo, 0), lo)
-    hi = np.where((x.hi <= 0) & (y.hi <= 0), np.minimum(hi, 0), hi)
+    lo, hi = sum_down(x.lo, y.lo), -sum_down(-x.hi, -y.hi)
     linear = next(
         (a.linear for a, b in ((x, y), (y, x)) if a.linear and b.constant and a.shape == lo.shape),
         None,
@@ -59,12 +58,6 @@ def plus(x: Known, y: Known, **_) -> Known:
 def stage_of(x: Known) -> str | None:
     """How far x has come on the way to a logsumexp."""
     return None if x.shifted is None else x.shifted.stage
-
-
-def _larger(x: Known, y: Known):
-    """The magnitude of the ends, where they are finite."""
-    ends = [np.where(np.isfinite(e), np.abs(e), 0) for e in (x.lo, x.hi, y.lo, y.hi)]
-    return np.maximum(ends[0], ends[1]) + np.maximum(ends[2], ends[3])
 
 
 @rule("neg")
