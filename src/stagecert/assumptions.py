@@ -28,6 +28,7 @@ from stagecert.curvature import (
     Walk,
     constant,
     parameter,
+    unknown,
     variable,
 )
 from stagecert.errors import ProblemError
@@ -36,7 +37,7 @@ from stagecert.jaxprs import equations
 from stagecert.problem import Problem, ScanStage, as_arrays
 from stagecert.sets import AbstractSet, Product, Simplex
 
-PROBES = 8  # segments, for each of a few problems of a batch
+PROBES = 32  # segments, for each of a few problems of a batch
 KEPT = 128  # shapes, and sets of numbers of each shape, that are remembered
 
 
@@ -178,15 +179,6 @@ def _traced(problem: Problem) -> list:
 
 def _proven(problem: Problem, axes, traced, numbers: bool) -> Examined:
     """What the rules prove; with `numbers`, for those at hand, otherwise for any."""
-    try:
-        return _walked(problem, axes, traced, numbers)
-    except Exception:
-        # A primitive used in a way that no rule foresaw proves nothing, and is no reason not to
-        # solve. Staying off the border is never wrong.
-        return Examined(_unchecked(problem), steep=True)
-
-
-def _walked(problem: Problem, axes, traced, numbers: bool) -> Examined:
     lane = _lane(problem, axes, 0)
     parameters = _parameters(problem, axes, numbers)
     inputs = _ranges(problem, axes, numbers)
@@ -199,7 +191,7 @@ def _walked(problem: Problem, axes, traced, numbers: bool) -> Examined:
         evidence["upper"].append(_evidence(upper, CONCAVE))
         lo, hi = np.minimum(lower.lo, upper.lo), np.maximum(lower.hi, upper.hi)
         blocks[index] = variable(np.broadcast_to(lo, blocks[index].shape), hi)
-    (value,) = walker.follow(traced[-1], [*parameters, *inputs, *blocks])
+    (value,) = _followed(walker, traced[-1], [*parameters, *inputs, *blocks])
     assumptions = Assumptions(
         _evidence(value, CONVEX),
         tuple(evidence["lower"]),
@@ -230,15 +222,27 @@ def _declared(problem: Problem, axes, numbers: bool, value: Known, inputs, block
     return Evidence.PROVEN
 
 
+def _followed(walker: Walk, closed, arguments: list[Known]) -> list[Known]:
+    try:
+        return walker.follow(closed, arguments)
+    except Exception:
+        # A primitive used in a way that no rule foresaw proves nothing, and is no reason not to
+        # solve. Staying off the border is never wrong.
+        walker.steep = True
+        return [unknown(v.shape) for v in closed.out_avals]
+
+
 def _bounds(walker: Walk, stage, index, traced, parameters, inputs, blocks):
     """(lower, upper) of a stage."""
     if isinstance(stage, ScanStage):
         # By induction: if states that are not negative lead to no others, there are no others.
         guess = [*blocks[:index], variable(np.zeros(blocks[index].shape), np.inf)]
-        lower, upper = walker.follow(traced, [*parameters, *inputs, *guess, *blocks[index + 1 :]])
+        lower, upper = _followed(
+            walker, traced, [*parameters, *inputs, *guess, *blocks[index + 1 :]]
+        )
         if (lower.lo >= 0).all() and (upper.lo >= 0).all():
             return lower, upper
-    return walker.follow(traced, [*parameters, *inputs, *blocks])
+    return _followed(walker, traced, [*parameters, *inputs, *blocks])
 
 
 def _evidence(value: Known, wanted: int) -> Evidence:
@@ -248,9 +252,15 @@ def _evidence(value: Known, wanted: int) -> Evidence:
 def _parameters(problem: Problem, axes, numbers: bool) -> list[Known]:
     """The problem's own arrays: whole numbers as they are, others by their ends over a batch."""
     arrays = eqx.filter(problem, eqx.is_array)
-    stacked = jax.tree.map(lambda _: False, arrays) if axes is None else jax.tree.map(
-        lambda axis, _: axis is not None, axes, arrays, is_leaf=lambda a: a is None
-    )  # fmt: skip
+    if axes is None:
+        stacked = jax.tree.map(lambda _: False, arrays)
+    else:  # functions are leaves of `axes`, but no arrays
+        stacked = jax.tree.map(
+            lambda axis, x: None if x is None else axis is not None,
+            axes,
+            arrays,
+            is_leaf=lambda a: a is None,
+        )
     out = []
     for leaf, many in zip(*map(jax.tree.leaves, (arrays, stacked)), strict=True):
         array = np.asarray(leaf)

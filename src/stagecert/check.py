@@ -127,22 +127,19 @@ def confirmed_violations(problem: Problem, samples: int, seed: int = 0) -> tuple
         return ()
     with jax.enable_x64(True):
         arrays = as_arrays(problem, jnp.float64)
-        for share in (0.003, 0.007, 0.011, 0.017, 0.023, 0.029):
-            still = []
-            for violation in kept:
-                a, b = violation.witness
-                ends = tree.between(a, b, share), tree.between(a, b, 1 - share)
-                excess: dict = {}
-                for one, other in (ends, ends[::-1]):
-                    rows, _ = _probe_segment(arrays, one, other, jnp.asarray(1e-7))
-                    for place, (amount, _) in _named(problem, rows):
-                        excess[place] = max(float(amount), excess.get(place, 0.0))
-                crossed = any(x > 0 for (kind, _), x in excess.items() if kind == "bounds crossed")
-                amount = excess[violation.kind, violation.where]
-                if not crossed and 0.5 * violation.amount <= amount < np.inf:
-                    still.append(violation)
-            kept = still
-    return tuple(kept)
+        shares = jnp.linspace(0.001, 0.05, 25)
+        return tuple(v for v in kept if _persists(problem, arrays, v, shares))
+
+
+def _persists(problem: Problem, arrays: Problem, violation: Violation, shares) -> bool:
+    excess: dict = {}
+    for one, other in (violation.witness, violation.witness[::-1]):
+        rows = _probe_shorter(arrays, one, other, shares, jnp.asarray(1e-7))
+        for place, (amounts, _) in _named(problem, rows):
+            excess[place] = np.maximum(np.asarray(amounts), excess.get(place, 0.0))
+    crossed = any((x > 0).any() for (kind, _), x in excess.items() if kind == "bounds crossed")
+    amounts = excess[violation.kind, violation.where]
+    return not crossed and bool(((amounts >= 0.5 * violation.amount) & (amounts < np.inf)).all())
 
 
 def _named(problem: Problem, rows):
@@ -155,8 +152,14 @@ def _named(problem: Problem, rows):
 
 
 @eqx.filter_jit
-def _probe_segment(problem: Problem, a, b, tolerance):
-    return _segment(problem, a, b, tolerance)
+def _probe_shorter(problem: Problem, a, b, shares, tolerance):
+    """The rows of segments whose ends are drawn in by some shares."""
+
+    def one(share):
+        ends = tree.between(a, b, share), tree.between(a, b, 1 - share)
+        return _segment(problem, *ends, tolerance)[0]
+
+    return jax.vmap(one)(shares)
 
 
 @eqx.filter_jit

@@ -1,6 +1,14 @@
 """Proofs of convexity by composition: a lattice, a table of rules, a walk through jaxprs."""
 
-from stagecert.curvature.lattice import CONCAVE, CONVEX, Known, constant, parameter, variable
+from stagecert.curvature.lattice import (
+    CONCAVE,
+    CONVEX,
+    Known,
+    constant,
+    parameter,
+    unknown,
+    variable,
+)
 from stagecert.curvature.walking import MAY_BE_STEEP, Walk, follow
 
 __all__ = [
@@ -12,5 +20,6 @@ __all__ = [
     "constant",
     "follow",
     "parameter",
+    "unknown",
     "variable",
 ]

@@ -195,6 +195,9 @@ def _real_power(x: Known, p: float) -> Known:
     def power(e):
         return np.maximum(e, 0) ** p
 
+    if not x.whole and (x.lo < 0).any():
+        return unknown(x.shape)  # minus infinity has powers
+
     if 0 < p < 1:
         out = monotone(x, power, CONVEX, floor=0)
     elif p < 0:
@@ -215,7 +218,11 @@ def _real_power(x: Known, p: float) -> Known:
 
 
 def _decided(shape, yes, no, x: Known, y: Known) -> Known:
-    """A comparison: 1 where it must hold, 0 where it cannot, in doubt elsewhere."""
+    """A comparison: 1 where it must hold, 0 where it cannot, in doubt elsewhere.
+
+    What is not a number compares as false with anything, and decides nothing here.
+    """
+    yes, no = yes & x.whole & y.whole, no & x.whole & y.whole
     fixed = yes | no | (x.has(CONSTANT) & y.has(CONSTANT))
     lo, hi = np.where(yes, 1, 0), np.where(no, 0, 1)
     return known(*np.broadcast_arrays(lo, hi), np.where(fixed, 0, NOTHING_KNOWN))

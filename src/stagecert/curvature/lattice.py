@@ -85,6 +85,7 @@ class Known:
     shifted: Shifted | None = None
     slope: Slope | None = None
     bend: Bend | None = None
+    whole: bool = True  # no entry is ever infinite or not a number
 
     @property
     def shape(self) -> tuple:

@@ -40,6 +40,12 @@ class Walk:
         return walk(closed.jaxpr, closed.consts, arguments, self.apply, constant)
 
     def apply(self, equation, values: list[Known]) -> list[Known] | None:
+        """What one equation makes of its arguments; None: walk the body of a call."""
+        out = self._made(equation, values)
+        whole = all(v.whole for v in values) and not _leaves_domain(equation, values)
+        return out if out is None or whole else [replace(o, whole=False) for o in out]
+
+    def _made(self, equation, values: list[Known]) -> list[Known] | None:
         name = equation.primitive.name
         shapes = [v.aval.shape for v in equation.outvars]
         if all(value.exact for value in values):
@@ -117,6 +123,20 @@ def _is_smooth(name: str, values: list[Known], parameters) -> bool:
     return name == "sqrt" and bool(values[0].has(ROOT_CONVEX).all())
 
 
+def _leaves_domain(equation, values: list[Known]) -> bool:
+    """Whether an entry may become infinite or not a number."""
+    name = equation.primitive.name
+    if name in ("exp", "exp2", "expm1", "sinh", "cosh"):
+        return bool((values[0].hi > 700).any() or (values[0].lo < -700).any())
+    if name not in MAY_BE_STEEP or (name == "integer_pow" and equation.params["y"] > 0):
+        return False
+    argument, end = MAY_BE_STEEP[name]
+    x = values[argument]
+    if name in ("sqrt", "cbrt"):
+        return name == "sqrt" and bool((x.lo < 0).any())
+    return bool(((x.lo <= end) & (x.hi >= end)).any() or ((x.hi <= end) & (name != "div")).any())
+
+
 def _identity(x: Known):
     if x.exact and x.lo.size <= 64:
         return x.shape, x.lo.tobytes()
@@ -179,14 +199,14 @@ _NUMPY = {
 def _joined(a: Known, b: Known) -> Known:
     """What holds of both."""
     lo, hi = np.minimum(a.lo, b.lo), np.maximum(a.hi, b.hi)
-    return known(lo, hi, a.doubts | b.doubts)
+    return known(lo, hi, a.doubts | b.doubts, whole=a.whole and b.whole)
 
 
 def _widened(old: Known, new: Known) -> Known:
     """An end that still moves goes to zero, if it may, and else to infinity."""
     lo = np.where(new.lo >= old.lo, old.lo, np.where(new.lo >= 0, 0, -np.inf))
     hi = np.where(new.hi <= old.hi, old.hi, np.where(new.hi <= 0, 0, np.inf))
-    return known(lo, hi, old.doubts | new.doubts)
+    return known(lo, hi, old.doubts | new.doubts, whole=old.whole and new.whole)
 
 
 def scan(walker: Walk, equation, values: list[Known]) -> list[Known]:
@@ -197,14 +217,17 @@ def scan(walker: Walk, equation, values: list[Known]) -> list[Known]:
     fixed, carry = values[:consts], values[consts : consts + carries]
     sliced = values[consts + carries :]
     # A step reads any slice: what holds of all of them.
-    slices = [known(x.lo.min(0), x.hi.max(0), np.bitwise_or.reduce(x.doubts, 0)) if len(x.lo) else
-              unknown(x.shape[1:]) for x in sliced]  # fmt: skip
+    slices = [
+        known(x.lo.min(0), x.hi.max(0), np.bitwise_or.reduce(x.doubts, 0), whole=x.whole)
+        for x in sliced
+    ]
     for _ in range(8):
-        carry = [known(c.lo, c.hi, c.doubts) for c in carry]
+        carry = [known(c.lo, c.hi, c.doubts, whole=c.whole) for c in carry]
         out = walker.follow(closed, [*fixed, *carry, *slices])
         new = [_widened(c, o) for c, o in zip(carry, out, strict=False)]
         if all(
-            np.array_equal(n.doubts, c.doubts)
+            n.whole == c.whole
+            and np.array_equal(n.doubts, c.doubts)
             and np.array_equal(n.lo, c.lo)
             and np.array_equal(n.hi, c.hi)
             for n, c in zip(new, carry, strict=True)
