@@ -19,10 +19,11 @@ LAYERS = [
                    "",
                    "jax matplotlib"),
     # In order: a module imports only modules that come before it.
-    ("core",       "sets pieces problem reformulation certificate degeneracy solvers solution "
-                   "validate check batch lanes solving plotting",
+    ("core",       "jaxprs evidence sets inside pieces problem enclosure reformulation certificate "
+                   "degeneracy solvers solution validate check curvature batch assumptions lanes "
+                   "solving plotting",
                    "basics",
-                   "equinox jax matplotlib numpy rich"),
+                   "equinox flint jax matplotlib numpy rich scipy"),
     ("networks",   "networks",
                    "basics core",
                    "equinox flint jax numpy onnx onnxscript rich torch"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what type checkers and the reference see; a test compares i
     from stagecert.check import Findings, Violation, check
     from stagecert.compiling import use_compilation_cache
     from stagecert.errors import ProblemError
+    from stagecert.evidence import Assumptions, Evidence
     from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
     from stagecert.plotting import plot_trace
     from stagecert.problem import AbstractStage, Objective, Problem, ScanStage, Stage, StageTrace
@@ -58,6 +59,7 @@ HOMES = {
         "check": ("Findings", "Violation", "check"),
         "compiling": ("use_compilation_cache",),
         "errors": ("ProblemError",),
+        "evidence": ("Assumptions", "Evidence"),
         "pieces": ("abs", "max", "maximum", "min", "minimum", "piecewise_linear", "relu"),
         "plotting": ("plot_trace",),
         "problem": ("AbstractStage", "Objective", "Problem", "ScanStage", "Stage", "StageTrace"),
@@ -76,12 +78,14 @@ __all__ = [
     "AbstractSolver",
     "AbstractStage",
     "Anchor",
+    "Assumptions",
     "Ball",
     "Batch",
     "BatchSolution",
     "Box",
     "BoxBall",
     "Certificate",
+    "Evidence",
     "Findings",
     "Objective",
     "Point",

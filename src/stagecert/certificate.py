@@ -12,6 +12,7 @@ import json
 import os
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from stagecert import pieces, tree
 from stagecert.errors import ProblemError
+from stagecert.evidence import Assumptions
 from stagecert.files import write_whole
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import (
@@ -352,6 +354,9 @@ def propose(problem: Problem, proposal: Proposal) -> tuple[ForwardPass, tuple]:
 # -- what a user keeps -----------------------------------------------------------------------------
 
 
+_NOTHING_KNOWN = Assumptions.unchecked(0)
+
+
 class Certificate(eqx.Module):
     """Everything needed to derive a lower bound again, as plain arrays.
 
@@ -360,6 +365,7 @@ class Certificate(eqx.Module):
         multipliers: one array for each block.
         slopes: weights of the nonsmooth pieces.
         bound: the bound that was derived, a number.
+        assumptions: what was known of the problem's convexity when it was.
     """
 
     inputs: Any
@@ -367,6 +373,7 @@ class Certificate(eqx.Module):
     multipliers: tuple
     slopes: Any
     bound: Any
+    assumptions: Assumptions = eqx.field(static=True, default=_NOTHING_KNOWN)
 
     def derive(self, problem: Problem, *, rigorous: bool = False) -> float:
         """The lower bound on `problem` that this certificate proves, computed anew in float64.
@@ -378,14 +385,17 @@ class Certificate(eqx.Module):
 
             return rigorous_bound(problem, self)
         with jax.enable_x64(True):
-            problem, held = as_arrays((problem, self), jnp.float64)
+            # What was known decides nothing here, and must not mean another compilation.
+            plain = replace(self, assumptions=_NOTHING_KNOWN)
+            problem, held = as_arrays((problem, plain), jnp.float64)
             return float(_derive(problem, held))
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes an .npz file (atomically)."""
+        header = _HEADER | {"assumptions": self.assumptions.as_names()}
         leaves = {
             "bound": np.asarray(self.bound),
-            "structure": np.array(json.dumps({"format": "stagecert-certificate", "version": 1})),
+            "structure": np.array(json.dumps(header)),
         }
         for part in _PARTS:
             for i, leaf in enumerate(jax.tree.leaves(getattr(self, part))):
@@ -415,8 +425,12 @@ class Certificate(eqx.Module):
             raise ProblemError(f"{path} is not a certificate: it has no header.")
         try:
             header = json.loads(str(arrays["structure"]))
-            if header != {"format": "stagecert-certificate", "version": 1}:
+            if not isinstance(header, dict):
                 raise ValueError(f"unknown header {header}")
+            names = header.pop("assumptions", None)  # files of older releases have none
+            if header != _HEADER:
+                raise ValueError(f"unknown header {header}")
+            assumptions = _assumptions_from(names, len(problem.stages))
             for name, array in arrays.items():
                 if name != "structure" and not np.issubdtype(array.dtype, np.floating):
                     raise ValueError(f"{name} is not made of floating-point numbers")
@@ -435,9 +449,14 @@ class Certificate(eqx.Module):
                         f"{shape.shape}, but the file has {seen}."
                     )
             parts[part] = jax.tree.unflatten(structure, [arrays[name] for name in names])
-        return Certificate(**parts, bound=bound)
+        return Certificate(**parts, bound=bound, assumptions=assumptions)
 
 
+def _assumptions_from(names, stages: int) -> Assumptions:
+    return Assumptions.unchecked(stages) if names is None else Assumptions.from_names(names, stages)
+
+
+_HEADER = {"format": "stagecert-certificate", "version": 1}
 _PARTS = ("inputs", "blocks", "multipliers", "slopes")
 
 

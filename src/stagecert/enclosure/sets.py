@@ -16,6 +16,7 @@ from stagecert.enclosure import intervals as iv
 from stagecert.enclosure.functions import sqrt
 from stagecert.enclosure.intervals import Interval, constant
 from stagecert.errors import ProblemError
+from stagecert.inside import Inside
 from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product, Simplex
 
 
@@ -82,6 +83,11 @@ def _box_ball(inputs: BoxBall, slope, anchor):
 
 
 @least_linear.register
+def _inside(inputs: Inside, slope, anchor):
+    return least_linear(inputs.whole, slope, anchor)
+
+
+@least_linear.register
 def _product(inputs: Product, slope, anchor):
     parts = jax.tree.leaves(inputs.parts, is_leaf=_is_set)
     structure = jax.tree.structure(inputs.parts, is_leaf=_is_set)
@@ -135,6 +141,8 @@ def _even_box(inputs: Box, curvature):
 
 def least_quadratic(inputs: AbstractSet, slope: Any, anchor: Any, curvature: Any) -> Interval:
     """The same for <slope, x - anchor> + 1/2 sum of curvature * (x - anchor)^2."""
+    if isinstance(inputs, Inside):
+        return least_quadratic(inputs.whole, slope, anchor, curvature)
     if isinstance(inputs, Product):
         structure = jax.tree.structure(inputs.parts, is_leaf=_is_set)
         trees = [structure.flatten_up_to(t) for t in (slope, anchor, curvature)]
