@@ -122,7 +122,7 @@ def certify(
     return Certified(data, report, proven - begin, time.monotonic() - proven)
 
 
-def _cpu() -> jax.Device | None:
+def _cpu() -> Any:
     """Where slopes are searched: a few rows on one box, which a GPU compiles for minutes."""
     try:
         return jax.devices("cpu")[0]
