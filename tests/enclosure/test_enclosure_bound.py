@@ -11,6 +11,7 @@ from flint import arb
 import stagecert as sc
 from benchmarks.core.exact import FAMILIES
 from benchmarks.core.rigor import certificate_at_centre, compare
+from stagecert.applications.control.convex import Balls
 from stagecert.enclosure import intervals as iv
 from stagecert.enclosure import primitives, rigorous_bound
 from stagecert.enclosure import sets as sets_rules
@@ -78,6 +79,20 @@ def test_box_and_ball_by_duality():
         point = np.asarray(problem.inputs.minimise_linear(c))
         assert found <= float(c @ point) + 1e-12
         assert found >= float(c @ point) - 1e-6
+
+
+def test_rows_in_balls_have_a_rule():
+    rng = np.random.default_rng(2)
+    balls = Balls(rng.normal(size=(4, 3)), rng.uniform(0.5, 2, 4))
+    slope, anchor = rng.normal(size=(4, 3)), rng.normal(size=(4, 3))
+    curvature = np.repeat(rng.uniform(0.1, 2, (4, 1)), 3, axis=1)
+    linear = sets_rules.least_linear(balls, Interval(slope), anchor)
+    exact = np.sum(slope * (balls.middle - anchor))
+    exact -= np.sum(balls.radius * np.linalg.norm(slope, axis=1))
+    assert exact - 1e-12 < float(linear.low) <= exact + 1e-14
+    curved = sets_rules.least_quadratic(balls, Interval(slope), anchor, curvature)
+    _, least = balls.minimise_quadratic(slope, anchor, curvature)
+    assert float(least) - 1e-10 < float(curved.low) <= float(least) + 1e-12
 
 
 @pytest.mark.parametrize("curvature", [0.5, 2.0])

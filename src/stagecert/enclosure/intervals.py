@@ -352,7 +352,13 @@ def dot_general(x: Interval, y: Interval, contracting, batch) -> Interval:
     def as_matrices(a, b):
         a = a.transpose((*bx, *fx, *cx)).reshape((*batches, math.prod(rows), inner))
         b = b.transpose((*by, *cy, *fy)).reshape((*batches, inner, math.prod(columns)))
-        return np.matmul(a, b).reshape((*batches, *rows, *columns))
+        if not batches and 1 in (a.shape[0], b.shape[1]):
+            # A matrix times a vector: BLAS would start threads for it, which spin on busy machines.
+            one_row = a.shape[0] == 1
+            found = np.einsum("j,jk->k", a[0], b) if one_row else np.einsum("ij,j->i", a, b[:, 0])
+        else:
+            found = np.matmul(a, b)
+        return found.reshape((*batches, *rows, *columns))
 
     if not x.is_float:
         if not (x.is_point and y.is_point):
