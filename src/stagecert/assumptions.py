@@ -118,7 +118,7 @@ def _digest(problem, looked_at: tuple[bool, ...] | None) -> tuple:
         leaves = [x for x, seen in zip(leaves, looked_at, strict=True) if seen]
     digest = hashlib.blake2b(digest_size=16)
     for leaf in leaves:
-        digest.update(np.ascontiguousarray(leaf))
+        digest.update(np.ascontiguousarray(leaf).data)
     return looked_at, digest.digest()
 
 
@@ -271,11 +271,13 @@ def _bounds(walker: Walk, stage, index, traced, parameters, inputs, blocks):
     """(lower, upper) of a stage."""
     if isinstance(stage, ScanStage):
         # By induction: if states that are not negative lead to no others, there are no others.
-        guess = [*blocks[:index], variable(np.zeros(blocks[index].shape), np.inf)]
-        lower, upper = _followed(
-            walker, traced, [*parameters, *inputs, *guess, *blocks[index + 1 :]]
-        )
+        states = variable(np.zeros(blocks[index].shape), np.inf)
+        guess = [*blocks[:index], states, *blocks[index + 1 :]]
+        trial = Walk()
+        lower, upper = _followed(trial, traced, [*parameters, *inputs, *guess])
         if (lower.lo >= 0).all() and (upper.lo >= 0).all():
+            walker.steep = walker.steep or trial.steep
+            walker.gentle = walker.gentle and trial.gentle
             return lower, upper
     return _followed(walker, traced, [*parameters, *inputs, *blocks])
 
