@@ -199,3 +199,24 @@ def test_a_rule_that_fails_proves_nothing(monkeypatch):
     solution = sc.solve(sc.Problem(BOX, (), lambda s, z: jnp.sum(jnp.exp(s))))
     assert solution.assumptions.objective is SAMPLED
     assert solution.status.solved
+
+
+def test_a_proof_is_not_repeated_for_numbers_that_it_does_not_look_at(monkeypatch):
+    def weighted(p, s, z):
+        return jnp.sum(p["weight"] * (s - p["middle"]) ** 2)
+
+    def problem(weight, middle, reach=1.0):
+        params = {"weight": np.full(2, weight), "middle": np.full(2, middle)}
+        box = sc.Box(np.full(2, -reach), np.full(2, reach))
+        return sc.Problem(box, (), sc.Objective(weighted, params=params))
+
+    assert assumptions.examine(problem(1.0, 0.0)).assumptions.objective is PROVEN
+    walks = []
+    plain = assumptions._proven
+    monkeypatch.setattr(assumptions, "_proven", lambda *a: walks.append(a) or plain(*a))
+    assert assumptions.examine(problem(1.0, 0.5, 3.0)).assumptions.objective is PROVEN
+    assert not walks  # middles and reaches decide nothing
+    assert assumptions.examine(problem(2.0, 0.5)).assumptions.objective is PROVEN
+    assert len(walks) == 1
+    with pytest.raises(sc.ProblemError, match="not convex"):
+        assumptions.examine(problem(-1.0, 0.5))

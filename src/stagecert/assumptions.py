@@ -23,7 +23,6 @@ from stagecert.check import JENSEN, Violation, confirmed_violations
 from stagecert.curvature import (
     CONCAVE,
     CONVEX,
-    MAY_BE_STEEP,
     Known,
     Walk,
     constant,
@@ -33,7 +32,6 @@ from stagecert.curvature import (
 )
 from stagecert.errors import ProblemError
 from stagecert.evidence import Assumptions, Evidence
-from stagecert.jaxprs import equations
 from stagecert.problem import Problem, ScanStage, as_arrays
 from stagecert.sets import AbstractSet, Product, Simplex
 
@@ -47,6 +45,7 @@ class Examined:
 
     assumptions: Assumptions
     steep: bool
+    gentle: bool = False  # not steep, whatever the numbers
 
 
 @dataclass
@@ -56,6 +55,8 @@ class _Shape:
     traced: list
     for_all_numbers: Examined | None = None  # where no number could change the answer
     sampled: bool = False
+    # Which arrays' numbers the proof looks at; None while nothing is proven by them.
+    looked_at: tuple[bool, ...] | None = None
     by_numbers: OrderedDict = field(default_factory=OrderedDict)
 
 
@@ -75,9 +76,10 @@ def examine(problem: Problem, axes=None, check: bool = True) -> Examined:
             _shapes.move_to_end(key)
     if shape is not None and shape.for_all_numbers is not None:
         return shape.for_all_numbers
-    digest = None if shape is None else _digest(problem)
-    if shape is not None and digest in shape.by_numbers:
-        return shape.by_numbers[digest]
+    if shape is not None:
+        found = shape.by_numbers.get(_digest(problem, shape.looked_at))
+        if found is not None:
+            return found
     with jax.enable_x64(True):
         arrays = as_arrays(problem, jnp.float64)
         if shape is None:
@@ -86,7 +88,7 @@ def examine(problem: Problem, axes=None, check: bool = True) -> Examined:
     with _lock:
         _shapes[key] = shape
         if shape.for_all_numbers is None:
-            shape.by_numbers[_digest(problem) if digest is None else digest] = found
+            shape.by_numbers[_digest(problem, shape.looked_at)] = found
         for held in (_shapes, shape.by_numbers):
             while len(held) > KEPT:
                 held.popitem(last=False)
@@ -109,32 +111,59 @@ def _kind(leaf):
     return kind if array is leaf and array.dtype.kind == "f" else (*kind, array.tobytes())
 
 
-def _digest(problem) -> bytes:
+def _digest(problem, looked_at: tuple[bool, ...] | None) -> tuple:
+    """The numbers of the arrays that a proof looks at, or of all of them."""
+    leaves = [x for x in jax.tree.leaves(problem) if isinstance(x, float) or hasattr(x, "dtype")]
+    if looked_at is not None:
+        leaves = [x for x, seen in zip(leaves, looked_at, strict=True) if seen]
     digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(problem):
-        if isinstance(leaf, float) or hasattr(leaf, "dtype"):
-            digest.update(np.ascontiguousarray(leaf))
-    return digest.digest()
+    for leaf in leaves:
+        digest.update(np.ascontiguousarray(leaf).data)
+    return looked_at, digest.digest()
 
 
 def _examined(problem: Problem, axes, shape: _Shape, check: bool) -> Examined:
-    used = {e.primitive.name for traced in shape.traced for e in equations(traced.jaxpr)}
-    gentle = used.isdisjoint(MAY_BE_STEEP)
-    if gentle and not check:
-        shape.for_all_numbers = Examined(_unchecked(problem), False)
-        return shape.for_all_numbers
-    if gentle and not shape.by_numbers:
-        found = _proven(problem, axes, shape.traced, numbers=False)
-        if found.assumptions.weakest is Evidence.PROVEN:
-            shape.for_all_numbers = found
+    count = len(jax.tree.leaves(eqx.filter(problem, eqx.is_array)))
+    none, every = (False,) * count, (True,) * count
+    if not shape.by_numbers:
+        found = _proven(problem, axes, shape.traced, none)
+        if _settled(found) or (found.gentle and not check):
+            shape.for_all_numbers = found if check else Examined(_unchecked(problem), False)
+            return shape.for_all_numbers
+    if shape.looked_at is not None:
+        found = _proven(problem, axes, shape.traced, shape.looked_at)
+        if _settled(found):
             return found
-    found = _proven(problem, axes, shape.traced, numbers=True)
+        # These numbers need another proof, or have none.
+        shape.looked_at = None
+    found = _proven(problem, axes, shape.traced, every)
     if not check:
         return Examined(_unchecked(problem), found.steep)
+    if _settled(found):
+        shape.looked_at = _looked_at(problem, axes, shape.traced, count)
     if found.assumptions.weakest is not Evidence.PROVEN and not shape.sampled:
         _probe(problem, axes, found.assumptions)
         shape.sampled = True
     return Examined(_after_sampling(found.assumptions), found.steep)
+
+
+def _settled(found: Examined) -> bool:
+    return found.gentle and found.assumptions.weakest is Evidence.PROVEN
+
+
+def _looked_at(problem: Problem, axes, traced, count: int) -> tuple[bool, ...]:
+    """The arrays whose numbers a proof needs: all but those that it can do without, one by one.
+
+    So a plan from another initial state, or with other prices, is not looked at again.
+    """
+    of_set = len(jax.tree.leaves(eqx.filter(problem.inputs, eqx.is_array)))
+    needed = [True] * count
+    groups = [range(of_set), *([k] for k in range(of_set, min(count, 64)))]
+    for group in groups:
+        trial = [held and k not in group for k, held in enumerate(needed)]
+        if _settled(_proven(problem, axes, traced, tuple(trial))):
+            needed = trial
+    return tuple(needed)
 
 
 def _unchecked(problem: Problem) -> Assumptions:
@@ -177,11 +206,15 @@ def _traced(problem: Problem) -> list:
     return traced
 
 
-def _proven(problem: Problem, axes, traced, numbers: bool) -> Examined:
-    """What the rules prove; with `numbers`, for those at hand, otherwise for any."""
+def _proven(problem: Problem, axes, traced, numbers: tuple[bool, ...]) -> Examined:
+    """What the rules prove, for any numbers in those arrays that `numbers` does not mark.
+
+    The arrays of the inputs' set come first; they count only all together.
+    """
     lane = _lane(problem, axes, 0)
     parameters = _parameters(problem, axes, numbers)
-    inputs = _ranges(problem, axes, numbers)
+    of_set = len(jax.tree.leaves(eqx.filter(problem.inputs, eqx.is_array)))
+    inputs = _ranges(problem, axes, all(numbers[:of_set]))
     blocks = [variable(np.full(s.shape, -np.inf), np.inf) for s in lane.block_shapes()]
     walker = Walk()
     evidence: dict[str, list[Evidence]] = {"lower": [], "upper": []}
@@ -198,14 +231,16 @@ def _proven(problem: Problem, axes, traced, numbers: bool) -> Examined:
         tuple(evidence["upper"]),
         _declared(problem, axes, numbers, value, inputs, blocks),
     )
-    return Examined(assumptions, walker.steep)
+    return Examined(assumptions, walker.steep, walker.gentle)
 
 
-def _declared(problem: Problem, axes, numbers: bool, value: Known, inputs, blocks):
+def _declared(problem: Problem, axes, numbers, value: Known, inputs, blocks):
     """What is known of the declared curvature: that squares of single variables add up to it."""
     if not _declares_curvature(problem):
         return None
-    if not numbers or value.bend is None or not value.has(CONVEX).all():
+    marks = jax.tree.unflatten(jax.tree.structure(eqx.filter(problem, eqx.is_array)), numbers)
+    seen = jax.tree.leaves((marks.objective.curvature_inputs, marks.objective.curvature_blocks))
+    if not all(seen) or value.bend is None or not value.has(CONVEX).all():
         return Evidence.UNCHECKED
     lanes = range(1 if axes is None else _size(problem, axes))
     for index in lanes:
@@ -228,7 +263,7 @@ def _followed(walker: Walk, closed, arguments: list[Known]) -> list[Known]:
     except Exception:
         # A primitive used in a way that no rule foresaw proves nothing, and is no reason not to
         # solve. Staying off the border is never wrong.
-        walker.steep = True
+        walker.steep, walker.gentle = True, False
         return [unknown(v.shape) for v in closed.out_avals]
 
 
@@ -236,11 +271,13 @@ def _bounds(walker: Walk, stage, index, traced, parameters, inputs, blocks):
     """(lower, upper) of a stage."""
     if isinstance(stage, ScanStage):
         # By induction: if states that are not negative lead to no others, there are no others.
-        guess = [*blocks[:index], variable(np.zeros(blocks[index].shape), np.inf)]
-        lower, upper = _followed(
-            walker, traced, [*parameters, *inputs, *guess, *blocks[index + 1 :]]
-        )
+        states = variable(np.zeros(blocks[index].shape), np.inf)
+        guess = [*blocks[:index], states, *blocks[index + 1 :]]
+        trial = Walk()
+        lower, upper = _followed(trial, traced, [*parameters, *inputs, *guess])
         if (lower.lo >= 0).all() and (upper.lo >= 0).all():
+            walker.steep = walker.steep or trial.steep
+            walker.gentle = walker.gentle and trial.gentle
             return lower, upper
     return _followed(walker, traced, [*parameters, *inputs, *blocks])
 
@@ -249,7 +286,7 @@ def _evidence(value: Known, wanted: int) -> Evidence:
     return Evidence.PROVEN if value.has(wanted).all() else Evidence.UNCHECKED
 
 
-def _parameters(problem: Problem, axes, numbers: bool) -> list[Known]:
+def _parameters(problem: Problem, axes, numbers: tuple[bool, ...]) -> list[Known]:
     """The problem's own arrays: whole numbers as they are, others by their ends over a batch."""
     arrays = eqx.filter(problem, eqx.is_array)
     if axes is None:
@@ -262,10 +299,10 @@ def _parameters(problem: Problem, axes, numbers: bool) -> list[Known]:
             is_leaf=lambda a: a is None,
         )
     out = []
-    for leaf, many in zip(*map(jax.tree.leaves, (arrays, stacked)), strict=True):
+    for leaf, many, seen in zip(*map(jax.tree.leaves, (arrays, stacked)), numbers, strict=True):
         array = np.asarray(leaf)
         ends = (array.min(axis=0), array.max(axis=0)) if many else (array, array)
-        if not numbers and np.issubdtype(array.dtype, np.floating):
+        if not seen and np.issubdtype(array.dtype, np.floating):
             out.append(parameter(np.full(ends[0].shape, -np.inf), np.inf))
         else:
             out.append(constant(array) if not many else parameter(*ends))

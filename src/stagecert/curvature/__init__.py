@@ -9,12 +9,11 @@ from stagecert.curvature.lattice import (
     unknown,
     variable,
 )
-from stagecert.curvature.walking import MAY_BE_STEEP, Walk, follow
+from stagecert.curvature.walking import Walk, follow
 
 __all__ = [
     "CONCAVE",
     "CONVEX",
-    "MAY_BE_STEEP",
     "Known",
     "Walk",
     "constant",

@@ -22,7 +22,7 @@ from stagecert.curvature.lattice import (
     unknown,
 )
 from stagecert.curvature.powers import monotone, whole_power
-from stagecert.curvature.sums import stage_of, times
+from stagecert.curvature.sums import shifted_at, times
 from stagecert.curvature.table import RULES, rule
 
 # -- maxima ----------------------------------------------------------------------------------------
@@ -89,9 +89,8 @@ def _exp2(x: Known, **_) -> Known:
 def exponential(x: Known, **_) -> Known:
     out = monotone(x, np.exp, CONCAVE, floor=0)
     out = cleared(out, x.has(CONVEX), LOG_CONVEX | ROOT_CONVEX)
-    if stage_of(x) == "difference":
-        return replace(out, shifted=replace(x.shifted, stage="exponential"))
-    return out
+    note = shifted_at(x, "difference")
+    return out if note is None else replace(out, shifted=replace(note, stage="exponential"))
 
 
 @rule("expm1")
@@ -103,9 +102,8 @@ def _expm1(x: Known, **_) -> Known:
 def logarithm(x: Known, **_) -> Known:
     out = monotone(x, np.log, CONVEX)
     out = cleared(out, x.has(LOG_CONVEX) & (x.lo >= 0), CONVEX, logarithm_of=x.origin)
-    if stage_of(x) == "exponential":
-        return replace(out, shifted=replace(x.shifted, stage="logarithm"))
-    return out
+    note = shifted_at(x, "exponential")
+    return out if note is None else replace(out, shifted=replace(note, stage="logarithm"))
 
 
 @rule("log1p")
@@ -217,7 +215,7 @@ def _real_power(x: Known, p: float) -> Known:
 # -- choices ---------------------------------------------------------------------------------------
 
 
-def _decided(shape, yes, no, x: Known, y: Known) -> Known:
+def _decided(yes, no, x: Known, y: Known) -> Known:
     """A comparison: 1 where it must hold, 0 where it cannot, in doubt elsewhere.
 
     What is not a number compares as false with anything, and decides nothing here.
@@ -225,17 +223,17 @@ def _decided(shape, yes, no, x: Known, y: Known) -> Known:
     yes, no = yes & x.whole & y.whole, no & x.whole & y.whole
     fixed = yes | no | (x.has(CONSTANT) & y.has(CONSTANT))
     lo, hi = np.where(yes, 1, 0), np.where(no, 0, 1)
-    return known(*np.broadcast_arrays(lo, hi), np.where(fixed, 0, NOTHING_KNOWN))
+    return known(lo, hi, np.where(fixed, 0, NOTHING_KNOWN))
 
 
 @rule("lt")
 def _lt(x: Known, y: Known, **_) -> Known:
-    return _decided(x.shape, x.hi < y.lo, x.lo >= y.hi, x, y)
+    return _decided(x.hi < y.lo, x.lo >= y.hi, x, y)
 
 
 @rule("le")
 def _le(x: Known, y: Known, **_) -> Known:
-    return _decided(x.shape, x.hi <= y.lo, x.lo > y.hi, x, y)
+    return _decided(x.hi <= y.lo, x.lo > y.hi, x, y)
 
 
 @rule("gt")

@@ -37,8 +37,9 @@ from stagecert.curvature.table import rule
 def plus(x: Known, y: Known, **_) -> Known:
     for a, b in ((x, y), (y, x)):
         # log(sum(exp(x - m))) + m, whatever m is.
-        if stage_of(a) == "logarithm" and a.shifted.by.same(b.origin):
-            convex = (a.shifted.doubts & LOG_CONVEX) == 0
+        note = shifted_at(a, "logarithm")
+        if note is not None and note.by.same(b.origin):
+            convex = (note.doubts & LOG_CONVEX) == 0
             doubts = np.where(convex, NOTHING_KNOWN ^ CONVEX, NOTHING_KNOWN)
             return known(-np.inf, np.inf, doubts)
     lo, hi = sum_down(x.lo, y.lo), -sum_down(-x.hi, -y.hi)
@@ -55,9 +56,9 @@ def plus(x: Known, y: Known, **_) -> Known:
     return replace(out, slope=slope, bend=bend)
 
 
-def stage_of(x: Known) -> str | None:
-    """How far x has come on the way to a logsumexp."""
-    return None if x.shifted is None else x.shifted.stage
+def shifted_at(x: Known, stage: str) -> Shifted | None:
+    """The note of x, if it has come so far on the way to a logsumexp."""
+    return x.shifted if x.shifted is not None and x.shifted.stage == stage else None
 
 
 @rule("neg")
@@ -113,8 +114,7 @@ def _scaled_notes(x: Known, factor: Known, shape) -> dict[str, Any]:
         notes["slope"] = x.slope.scaled(factor.lo)
     if (factor.lo >= 0).all():
         notes["bend"] = None if x.bend is None else x.bend.scaled(factor.lo, shape)
-        if stage_of(x) == "exponential":
-            notes["shifted"] = x.shifted
+        notes["shifted"] = shifted_at(x, "exponential")
     return notes
 
 
@@ -159,8 +159,8 @@ def reduce_sum(x: Known, axes, **_) -> Known:
     form = x.quadratic
     if form is not None and form.axis in axes:
         return cleared(out, True, definite(form.matrix))
-    note = x.shifted
-    if stage_of(x) == "exponential" and terms:
+    note = shifted_at(x, "exponential")
+    if note is not None and terms:
         index = note.by.index
         if (index.max(axis=axes) == index.min(axis=axes)).all():
             by = Origin(note.by.number, index.max(axis=axes))

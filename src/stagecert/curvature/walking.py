@@ -29,6 +29,7 @@ class Walk:
     def __init__(self, recognise: bool = True, other: "Walk | None" = None):
         self.recognise = recognise
         self.steep = False  # whether a slope may be infinite at the border of a range
+        self.gentle = True  # whether none could be, whatever the ranges
         self.numbers: dict = {} if other is None else other.numbers
         self.made: dict[int, tuple[str, list[Known]]] = {} if other is None else other.made
 
@@ -54,12 +55,13 @@ class Walk:
             return [unknown(shape) for shape in shapes]
         if name in MAY_BE_STEEP and not _is_smooth(name, values, equation.params):
             argument, end = MAY_BE_STEEP[name]
-            self.steep = self.steep or _touches(values[argument], end)
+            self._may_be_steep(values[argument], end)
         if body_of_call(equation) is not None:
             atom = recognised(equation, values)
             if atom is None:
                 return None
-            self.steep = self.steep or (atom[0] == "xlogy" and _touches(values[1], 0.0))
+            if atom[0] == "xlogy":
+                self._may_be_steep(values[1], 0.0)
             return [self._numbered(*atom, {}, values)]
         if name == "scan":
             return scan(self, equation, values)
@@ -82,6 +84,10 @@ class Walk:
         if len(out) == 1:
             return [self._numbered(name, out[0], equation.params, values)]
         return out
+
+    def _may_be_steep(self, x: Known, end: float) -> None:
+        self.gentle = self.gentle and x.constant
+        self.steep = self.steep or _touches(x, end)
 
     def _numbered(self, name: str, out: Known, parameters, values: list[Known]) -> Known:
         """The value with the number of the first equal expression."""
