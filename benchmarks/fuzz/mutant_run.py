@@ -49,20 +49,17 @@ def hunt(mutant: Mutant, count: int, seed: int, gate: bool = True) -> dict:
     return record
 
 
-def _gate(mutant: Mutant, checks: Checks, graph: graphs.Graph, found: Findings) -> str:
-    """What becomes of a property that a wrong bound would prove."""
+def _gate(mutant: Mutant, checks: Checks, graph: graphs.Graph, found: Findings) -> dict[str, str]:
+    """What prover and `verify` say of a property that a wrong bound would prove."""
     if found.example is None:
-        return "no bound: " + found.violations[0]["check"]
+        return {"bound": f"none: {found.violations[0]['check']}"}
     model, wanted = checks.files(graph.model.SerializeToString(), graph, [found.example])
     tried = Findings(graph.seen)
     with mutant.plant():
-        proven = checks.certified(model, wanted)
+        proof = checks.certification(model, wanted)
         checks.ask(model, wanted, tried, checked=True)
-    if proven or tried.done["verify unsat"]:
-        return "unsat"
-    if tried.violations:
-        return "disagreement with ONNX Runtime"
-    return " ".join(tried.done)
+    answer = "disagreement with ONNX Runtime" if tried.violations else " ".join(tried.done)
+    return {"proof": proof, "verify": "unsat" if tried.done["verify unsat"] else answer}
 
 
 def _one(name: str, count: int, seed: int) -> dict:
@@ -79,7 +76,9 @@ def main(count: int, seed: int, jobs: int, out: Path) -> dict:
         for row in pool.imap(functools.partial(_one, count=count, seed=seed), names):
             rows.append(row)
             print(f"{row['side']}: {row['mutant']}: {row['killed_by']}", flush=True)
-    bad = [row for row in rows if row["killed_by"] is None or row.get("gate") == "unsat"]
+    gates = [row.get("gate", {}) for row in rows]
+    passed = [gate.get("proof") == "accepted" or gate.get("verify") == "unsat" for gate in gates]
+    bad = [row for row, past in zip(rows, passed, strict=True) if past or row["killed_by"] is None]
     record = {
         "kind": "mutants",
         "seed": seed,
@@ -88,7 +87,7 @@ def main(count: int, seed: int, jobs: int, out: Path) -> dict:
         "killed_by": dict(
             collections.Counter(row["killed_by"] for row in rows if row["killed_by"])
         ),
-        "gate": dict(collections.Counter(row["gate"] for row in rows if "gate" in row)),
+        "gate": dict(collections.Counter(f"{k}: {v}" for gate in gates for k, v in gate.items())),
         "failures": bad,
         "rows": rows,
     }
