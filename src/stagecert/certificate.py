@@ -421,10 +421,10 @@ class Certificate(eqx.Module):
             header = json.loads(str(arrays["structure"]))
             if not isinstance(header, dict):
                 raise ValueError(f"unknown header {header}")
-            names = header.pop("assumptions", None)  # files of older releases have none
+            recorded = header.pop("assumptions", None)  # files of older releases have none
             if header != _HEADER:
                 raise ValueError(f"unknown header {header}")
-            assumptions = _NOTHING_KNOWN if names is None else Assumptions.from_names(names)
+            assumptions = _NOTHING_KNOWN if recorded is None else Assumptions.from_names(recorded)
             for name, array in arrays.items():
                 if name != "structure" and not np.issubdtype(array.dtype, np.floating):
                     raise ValueError(f"{name} is not made of floating-point numbers")
@@ -443,7 +443,7 @@ class Certificate(eqx.Module):
                         f"{shape.shape}, but the file has {seen}."
                     )
             parts[part] = jax.tree.unflatten(structure, [arrays[name] for name in names])
-        if names is not None and len(assumptions.lower) != len(problem.stages):
+        if recorded is not None and len(assumptions.lower) != len(problem.stages):
             raise ProblemError(
                 f"{path} does not belong to this problem: it knows of {len(assumptions.lower)} "
                 f"stages, not {len(problem.stages)}."
