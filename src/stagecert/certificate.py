@@ -392,7 +392,8 @@ class Certificate(eqx.Module):
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes an .npz file (atomically)."""
-        header = _HEADER | {"assumptions": self.assumptions.as_names()}
+        known = self.assumptions != _NOTHING_KNOWN
+        header = _HEADER | ({"assumptions": self.assumptions.as_names()} if known else {})
         leaves = {
             "bound": np.asarray(self.bound),
             "structure": np.array(json.dumps(header)),
@@ -427,10 +428,10 @@ class Certificate(eqx.Module):
             header = json.loads(str(arrays["structure"]))
             if not isinstance(header, dict):
                 raise ValueError(f"unknown header {header}")
-            names = header.pop("assumptions", None)  # files of older releases have none
+            recorded = header.pop("assumptions", None)  # files of older releases have none
             if header != _HEADER:
                 raise ValueError(f"unknown header {header}")
-            assumptions = _assumptions_from(names, len(problem.stages))
+            assumptions = _NOTHING_KNOWN if recorded is None else Assumptions.from_names(recorded)
             for name, array in arrays.items():
                 if name != "structure" and not np.issubdtype(array.dtype, np.floating):
                     raise ValueError(f"{name} is not made of floating-point numbers")
@@ -449,11 +450,12 @@ class Certificate(eqx.Module):
                         f"{shape.shape}, but the file has {seen}."
                     )
             parts[part] = jax.tree.unflatten(structure, [arrays[name] for name in names])
+        if recorded is not None and len(assumptions.lower) != len(problem.stages):
+            raise ProblemError(
+                f"{path} does not belong to this problem: it knows of {len(assumptions.lower)} "
+                f"stages, not {len(problem.stages)}."
+            )
         return Certificate(**parts, bound=bound, assumptions=assumptions)
-
-
-def _assumptions_from(names, stages: int) -> Assumptions:
-    return Assumptions.unchecked(stages) if names is None else Assumptions.from_names(names, stages)
 
 
 _HEADER = {"format": "stagecert-certificate", "version": 1}

@@ -58,8 +58,8 @@ class Assumptions:
         }
 
     @staticmethod
-    def from_names(names: dict, stages: int) -> "Assumptions":
-        """What `as_names` wrote for a problem with so many stages; ValueError if it is not that."""
+    def from_names(names: dict) -> "Assumptions":
+        """What `as_names` wrote; ValueError if it is not that."""
         try:
             declared = names["curvature"]
             held = Assumptions(
@@ -70,6 +70,6 @@ class Assumptions:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"unknown assumptions {names!r}") from error
-        if len(held.lower) != stages or len(held.upper) != stages:
-            raise ValueError(f"assumptions of {len(held.lower)} stages for {stages} stages")
+        if len(held.lower) != len(held.upper):
+            raise ValueError(f"{len(held.lower)} lower and {len(held.upper)} upper bounds")
         return held
