@@ -36,6 +36,7 @@ def test_splitting_a_long_disjunction_takes_little_memory(branches, rows):
     text = vnnlib([-1] * 5, [1] * 5, disjunction(branches, rows, -2), 3)
     network, groups = groups_of(network, properties.load(text))
     splitter = Splitter(network, groups, [np.ones(branches, bool)])
+    splitter.step()  # which compiles
     tracemalloc.start()
     try:
         for _ in range(4):
