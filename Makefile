@@ -1,9 +1,12 @@
 # From a bare machine with make and Python >= 3.11:
 #
 #   make demo        run the demo (runtime dependencies only)
-#   make test        run the tests
+#   make test        run the tests that must pass before a merge
+#   make test-all    run all tests, the slow ones too, on new random examples
 #   make lint        ruff (lint and format) and pyright
 #   make docs        build the documentation into site/
+#   make pictures    make the pictures of the documentation again
+#   make dist        build the packages into dist/, and try the wheel in an empty environment
 #   make benchmark   run the benchmarks
 #   make paper       run the paper's experiments on 20 images (needs data, see docs/paper.md)
 #   make format      let ruff fix and format the code
@@ -13,14 +16,14 @@
 # Another interpreter: `make test PYTHON=python3.12`. It is used when .venv is created.
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -q -n 2 --dist worksteal
+PYTEST_ARGS ?= -q -n 2 --dist worksteal -m "not slow"
 
 # All paths are relative, so a checkout path with spaces works.
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs benchmark paper format clean
+.PHONY: demo test test-all lint ruff docs pictures dist benchmark paper format clean
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 # pip must not run twice at once in one environment, so `make -j` is serialised.
@@ -29,17 +32,40 @@ PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.installed
 	$(VENV)/bin/stagecert demo
 
+# The same random examples in every run, so that what fails is what was changed.
 test: $(VENV)/.installed-test
-	$(PY) -m pytest $(PYTEST_ARGS)
+	STAGECERT_EXAMPLES=$${STAGECERT_EXAMPLES:-same} $(PY) -m pytest $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed-lint
+test-all: $(VENV)/.installed-test
+	$(PY) -m pytest -q -n 2 --dist worksteal
+
+lint: ruff
+	$(PY) -m pyright --pythonpath $(PY)
+
+ruff: $(VENV)/.installed-lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pyright --pythonpath $(PY)
 
 # The variable silences the theme's banner about its end of life (May 2027).
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+# Pictures are committed: making them takes minutes, and some need data.
+pictures: $(VENV)/.installed-test
+	$(PY) scripts/draw_pictures.py $(PICTURES)
+
+# The wheel is built from the source distribution, so both are tried.
+dist: $(VENV)/.installed-dist
+	rm -rf dist build
+	$(PY) -m build --outdir dist .
+	$(PY) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	build/empty/bin/stagecert --version
+	build/empty/bin/stagecert demo --out build/demo
+	for proof in build/demo/*.cert; do \
+	  build/empty/bin/stagecert check build/demo/digits.onnx "$${proof%.cert}.vnnlib" "$$proof" || exit 1; \
+	done
+	@ls -l dist
 
 benchmark: $(VENV)/.installed-test
 	$(PY) -m benchmarks.core
@@ -53,7 +79,7 @@ format: $(VENV)/.installed-lint
 	$(PY) -m ruff format .
 
 clean:
-	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist build .pytest_cache .ruff_cache .hypothesis
 
 # One stamp for the runtime install and one per extra, all in the same environment. An install with
 # an extra covers the runtime dependencies, so it renews that stamp too.

@@ -352,6 +352,12 @@ def test_pages_of_networks(page):
     run_page(f"docs/{page}.md")
 
 
+def test_page_for_users_of_other_tools():
+    names = run_page("docs/coming-from.md")
+    # For each machine, minimise s - 6 log(1 + s): s = 5.
+    assert_between(names["solution"], 2 * (5 - 6 * np.log(6)))
+
+
 def test_page_of_markov_decision_processes():
     names = run_page("docs/mdp.md")
     assert names["found"].gap <= 1e-6 * names["found"].bound

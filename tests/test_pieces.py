@@ -119,3 +119,10 @@ def test_slack_of_given_slopes_is_charged():
     assert slack == pytest.approx(2.0 - 1.25)
     # A negative sign is not a line from below: the charge is infinite.
     assert jax.grad(lambda share: -total(x, share))(1.0) == jnp.inf
+
+
+def test_a_compiled_function_with_arrays_of_its_own_may_have_pieces():
+    """Constants of an inner jit were lost on the way: an error from inside the walk."""
+    inner = jax.jit(lambda x: pieces.relu(x) + np.arange(3.0))
+    value, _ = pieces.evaluate(lambda x: inner(x).sum(), (jnp.ones(3),), pieces.exactly_sloped(1.0))
+    assert value == 6

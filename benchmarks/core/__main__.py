@@ -15,6 +15,7 @@ from benchmarks.core import (
     peers,
     records,
     render,
+    rigor,
 )
 from benchmarks.core.instances import zoo
 
@@ -26,6 +27,7 @@ PARTS = {
     "memory": memory.run,
     "compile": compiling.run,
     "peers": peers.run,
+    "rigor": rigor.run,
 }
 
 

@@ -322,6 +322,24 @@ def peers_table() -> str:
     return table([*header, "ratio"], rows)
 
 
+def rigor_table() -> str:
+    """Bounds against exact optima, and what they cost."""
+    held = records.load("rigor")["records"]
+    families = [
+        [r["family"], f"{r['count']:,}", r["above"], r["plain_above"], f"{r['loss']:.1e}",
+         f"{r['largest_loss']:.1e}"]
+        for r in held if "family" in r
+    ]  # fmt: skip
+    costs = [
+        [r["problem"], f"{r['variables']:,}", f"{r['plain_ms']:.2f}", f"{r['rigorous_ms']:.1f}",
+         f"{r['ratio']:.1f}", f"{r['first_ms']:.0f}", f"{r['lower_by']:.1e}"]
+        for r in held if "problem" in r
+    ]  # fmt: skip
+    header = ["family", "problems", "above", "plain above", "mean loss", "largest loss"]
+    columns = ["problem", "variables", "plain, ms", "rigorous, ms", "ratio", "first, ms", "loss"]
+    return table(header, families) + "\n\n" + table(columns, costs)
+
+
 SECTIONS = {
     "passes": ("passes", passes_table),
     "summary": ("passes", summary_table),
@@ -336,6 +354,7 @@ SECTIONS = {
     "memory": ("memory", memory_table),
     "compile": ("compile", compile_table),
     "peers": ("peers", peers_table),
+    "rigor": ("rigor", rigor_table),
 }
 
 

@@ -94,6 +94,11 @@ def result(line) -> dict:
     return held
 
 
+def files(folder: Path) -> list[Path]:
+    """The results of sets; those of attacks have a program of their own."""
+    return sorted(path for path in folder.glob("*.json") if path.name != "attacks.json")
+
+
 def table(folder: Path) -> str:
     """The Markdown table of all results that are there."""
     lines = [
@@ -108,7 +113,7 @@ def table(folder: Path) -> str:
         "limit | date |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for path in sorted(folder.glob("*.json")):
+    for path in files(folder):
         held = json.loads(path.read_text())
         rows = held["instances"]
         counts = [sum(row["answer"] == answer for row in rows) for answer in ANSWERS]
@@ -138,7 +143,7 @@ def _certificates(folder: Path) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     every: list[float] = []
-    for path in sorted(folder.glob("*.json")):
+    for path in files(folder):
         held = json.loads(path.read_text())
         found = [row["certificate"] for row in held["instances"] if "certificate" in row]
         if found:

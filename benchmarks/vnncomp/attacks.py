@@ -74,14 +74,14 @@ def compared(name: str, timeout: float) -> dict:
         try:
             if one.model_path not in models:
                 models[one.model_path] = OpenModel(one.model_path)
-            model = models[one.model_path]
-            compiled(model, one.property_path)
+                compiled(models[one.model_path], one.property_path)
+            row: dict = {"model": one.model, "property": one.property}
+            for series, plans in SERIES.items():
+                model = models[one.model_path]
+                row[series] = attacked(model, one.property_path, plans, timeout)
         except (ProblemError, OSError) as error:
             left_out.append({"model": one.model, "why": str(error).splitlines()[0]})
             continue
-        row: dict = {"model": one.model, "property": one.property}
-        for series, plans in SERIES.items():
-            row[series] = attacked(model, one.property_path, plans, timeout)
         rows.append(row)
         print(name, one.name(), *(row[series] for series in SERIES), flush=True)
     return {"timeout": timeout, "made": made(), "left_out": left_out, "instances": rows}

@@ -1,34 +1,91 @@
-"""Stagewise convex problems, solved with a certificate."""
+"""Stagewise convex problems, solved with a certificate.
 
-from stagecert import networks
-from stagecert.batch import Batch, BatchSolution, stack
-from stagecert.certificate import Anchor, Certificate, lower_bound
-from stagecert.check import Findings, Violation, check
-from stagecert.compiling import use_compilation_cache
-from stagecert.errors import ProblemError
-from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
-from stagecert.plotting import plot_trace
-from stagecert.problem import AbstractStage, Objective, Problem, ScanStage, Stage, StageTrace
-from stagecert.reformulation import Point
-from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product, Simplex
-from stagecert.solution import Solution, Stats, Status, Trace
-from stagecert.solvers import AbstractSolver
-from stagecert.solving import solve, solve_batch
-from stagecert.validate import validate
+Names are loaded when they are first used, and JAX with them: the command line answers `--help`, and
+a checker of certificates its question, without it.
+"""
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what type checkers and the reference see; a test compares it with HOMES
+    from stagecert import applications as applications
+    from stagecert import interop as interop
+    from stagecert import networks as networks
+    from stagecert import properties as properties
+    from stagecert import rigor as rigor
+    from stagecert import robust as robust
+    from stagecert import solvers as solvers
+    from stagecert import sweeps as sweeps
+    from stagecert import verify as verify
+    from stagecert.batch import Batch, BatchSolution, stack
+    from stagecert.certificate import Anchor, Certificate, lower_bound
+    from stagecert.check import Findings, Violation, check
+    from stagecert.compiling import use_compilation_cache
+    from stagecert.errors import ProblemError
+    from stagecert.evidence import Assumptions, Evidence
+    from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
+    from stagecert.plotting import plot_trace
+    from stagecert.problem import AbstractStage, Objective, Problem, ScanStage, Stage, StageTrace
+    from stagecert.reformulation import Point
+    from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product, Simplex
+    from stagecert.solution import Solution, Stats, Status, Trace
+    from stagecert.solvers import AbstractSolver
+    from stagecert.solving import solve, solve_batch
+    from stagecert.validate import validate
 
 __version__ = "0.1.0"
+
+# Packages that are attributes as soon as they are asked for, some with dependencies of their own.
+PACKAGES = (
+    "applications",
+    "interop",
+    "networks",
+    "properties",
+    "rigor",
+    "robust",
+    "solvers",
+    "sweeps",
+    "verify",
+)
+
+# The module that defines each name.
+HOMES = {
+    name: module
+    for module, names in {
+        "batch": ("Batch", "BatchSolution", "stack"),
+        "certificate": ("Anchor", "Certificate", "lower_bound"),
+        "check": ("Findings", "Violation", "check"),
+        "compiling": ("use_compilation_cache",),
+        "errors": ("ProblemError",),
+        "evidence": ("Assumptions", "Evidence"),
+        "pieces": ("abs", "max", "maximum", "min", "minimum", "piecewise_linear", "relu"),
+        "plotting": ("plot_trace",),
+        "problem": ("AbstractStage", "Objective", "Problem", "ScanStage", "Stage", "StageTrace"),
+        "reformulation": ("Point",),
+        "sets": ("AbstractSet", "Ball", "Box", "BoxBall", "Product", "Simplex"),
+        "solution": ("Solution", "Stats", "Status", "Trace"),
+        "solvers": ("AbstractSolver",),
+        "solving": ("solve", "solve_batch"),
+        "validate": ("validate",),
+    }.items()
+    for name in names
+}
 
 __all__ = [
     "AbstractSet",
     "AbstractSolver",
     "AbstractStage",
     "Anchor",
+    "Assumptions",
     "Ball",
     "Batch",
     "BatchSolution",
     "Box",
     "BoxBall",
     "Certificate",
+    "Evidence",
     "Findings",
     "Objective",
     "Point",
@@ -61,3 +118,39 @@ __all__ = [
     "use_compilation_cache",
     "validate",
 ]
+
+
+if not TYPE_CHECKING:  # for a type checker, a module with this function has every name
+
+    def __getattr__(name: str):
+        try:
+            if name in HOMES:
+                value = getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+                globals()[name] = value
+                return value
+            if not name.startswith("_"):
+                return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":  # something that the module needs is missing
+                raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *PACKAGES})
+
+
+class _Package(types.ModuleType):
+    """This package, where `check` and `validate` are functions.
+
+    The import system puts each module that it has loaded into its package, under its name. Two
+    modules share their name with the function that users call.
+    """
+
+    def __setattr__(self, name: str, value) -> None:
+        if HOMES.get(name) == name and isinstance(value, types.ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

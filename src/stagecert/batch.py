@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +11,7 @@ import numpy as np
 
 from stagecert import codes
 from stagecert.errors import ProblemError
+from stagecert.evidence import Assumptions
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import Point
 from stagecert.solution import Solution, Stats, Status, Trace
@@ -179,16 +180,19 @@ class BatchSolution:
         inputs, blocks: the feasible points, with a leading axis of problems.
         iterations, passes: arrays.
         seconds: wall time of the whole batch.
+        assumptions: what is known of the convexity that the bounds rest on, for all problems.
     """
 
     def __init__(
-        self, kept, certified, records, seconds, out_of_time, atol, rtol, target, stage_names
-    ):
+        self, kept, certified, records, seconds, out_of_time, atol, rtol, target, stage_names,
+        assumptions=None,
+    ):  # fmt: skip
         self.value, self.bound = certified.value, certified.bound
         self.gap = np.where(np.isfinite(self.value), self.value - self.bound, np.inf)
         self.inputs, self.blocks = certified.inputs, certified.blocks
         self.iterations, self.passes = np.asarray(kept.iteration), np.asarray(kept.passes)
         self.seconds = seconds
+        self.assumptions = assumptions or Assumptions.unchecked(len(stage_names))
         self._certificate = certified.certificate
         self._crossing, self._records, self._stage_names = kept.crossing, records, stage_names
         self.status = [
@@ -209,7 +213,9 @@ class BatchSolution:
         inputs, blocks, certificate = jax.tree.map(
             lambda x: x[index], (self.inputs, self.blocks, self._certificate)
         )
-        certificate = eqx.tree_at(lambda c: c.bound, certificate, float(self.bound[index]))
+        certificate = replace(
+            certificate, bound=float(self.bound[index]), assumptions=self.assumptions
+        )
         return Solution(
             value=float(self.value[index]),
             bound=float(self.bound[index]),
@@ -224,6 +230,7 @@ class BatchSolution:
                 self._trace(index),
             ),
             message=self._message(index),
+            assumptions=self.assumptions,
         )
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from stagecert import pieces, tree
 from stagecert.errors import ProblemError
+from stagecert.evidence import Assumptions
 from stagecert.files import write_whole
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import (
@@ -352,6 +354,9 @@ def propose(problem: Problem, proposal: Proposal) -> tuple[ForwardPass, tuple]:
 # -- what a user keeps -----------------------------------------------------------------------------
 
 
+_NOTHING_KNOWN = Assumptions.unchecked(0)
+
+
 class Certificate(eqx.Module):
     """Everything needed to derive a lower bound again, as plain arrays.
 
@@ -360,6 +365,7 @@ class Certificate(eqx.Module):
         multipliers: one array for each block.
         slopes: weights of the nonsmooth pieces.
         bound: the bound that was derived, a number.
+        assumptions: what was known of the problem's convexity when it was.
     """
 
     inputs: Any
@@ -367,18 +373,30 @@ class Certificate(eqx.Module):
     multipliers: tuple
     slopes: Any
     bound: Any
+    assumptions: Assumptions = eqx.field(static=True, default=_NOTHING_KNOWN)
 
-    def derive(self, problem: Problem) -> float:
-        """The lower bound on `problem` that this certificate proves, computed anew in float64."""
+    def derive(self, problem: Problem, *, rigorous: bool = False) -> float:
+        """The lower bound on `problem` that this certificate proves, computed anew in float64.
+
+        With `rigorous`, in interval arithmetic: whatever was rounded, it is not above the optimum.
+        """
+        if rigorous:
+            from stagecert.enclosure import rigorous_bound
+
+            return rigorous_bound(problem, self)
         with jax.enable_x64(True):
-            problem, held = as_arrays((problem, self), jnp.float64)
+            # What was known decides nothing here, and must not mean another compilation.
+            plain = replace(self, assumptions=_NOTHING_KNOWN)
+            problem, held = as_arrays((problem, plain), jnp.float64)
             return float(_derive(problem, held))
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes an .npz file (atomically)."""
+        known = self.assumptions != _NOTHING_KNOWN
+        header = _HEADER | ({"assumptions": self.assumptions.as_names()} if known else {})
         leaves = {
             "bound": np.asarray(self.bound),
-            "structure": np.array(json.dumps({"format": "stagecert-certificate", "version": 1})),
+            "structure": np.array(json.dumps(header)),
         }
         for part in _PARTS:
             for i, leaf in enumerate(jax.tree.leaves(getattr(self, part))):
@@ -390,7 +408,7 @@ class Certificate(eqx.Module):
     @staticmethod
     def load(path: str | os.PathLike, problem: Problem) -> "Certificate":
         """Reads what `save` wrote; `problem` says how the arrays are arranged."""
-        like = jax.eval_shape(lambda: _certificate_like(problem))
+        like = shape_of_certificate(problem)
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
@@ -408,8 +426,12 @@ class Certificate(eqx.Module):
             raise ProblemError(f"{path} is not a certificate: it has no header.")
         try:
             header = json.loads(str(arrays["structure"]))
-            if header != {"format": "stagecert-certificate", "version": 1}:
+            if not isinstance(header, dict):
                 raise ValueError(f"unknown header {header}")
+            recorded = header.pop("assumptions", None)  # files of older releases have none
+            if header != _HEADER:
+                raise ValueError(f"unknown header {header}")
+            assumptions = _NOTHING_KNOWN if recorded is None else Assumptions.from_names(recorded)
             for name, array in arrays.items():
                 if name != "structure" and not np.issubdtype(array.dtype, np.floating):
                     raise ValueError(f"{name} is not made of floating-point numbers")
@@ -428,10 +450,21 @@ class Certificate(eqx.Module):
                         f"{shape.shape}, but the file has {seen}."
                     )
             parts[part] = jax.tree.unflatten(structure, [arrays[name] for name in names])
-        return Certificate(**parts, bound=bound)
+        if recorded is not None and len(assumptions.lower) != len(problem.stages):
+            raise ProblemError(
+                f"{path} does not belong to this problem: it knows of {len(assumptions.lower)} "
+                f"stages, not {len(problem.stages)}."
+            )
+        return Certificate(**parts, bound=bound, assumptions=assumptions)
 
 
+_HEADER = {"format": "stagecert-certificate", "version": 1}
 _PARTS = ("inputs", "blocks", "multipliers", "slopes")
+
+
+def shape_of_certificate(problem: Problem) -> Certificate:
+    """Shapes and dtypes in place of the arrays of a problem's certificates."""
+    return jax.eval_shape(lambda: _certificate_like(problem))
 
 
 def _certificate_like(problem) -> Certificate:

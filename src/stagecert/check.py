@@ -19,6 +19,15 @@ from stagecert.problem import Problem, ScanStage, as_arrays
 from stagecert.reformulation import Point, forward_pass
 from stagecert.validate import validate
 
+# Kinds that make a bound wrong, and not just a search hard: those that a segment shows.
+JENSEN = {
+    "lower not convex": "the lower bound is not convex",
+    "upper not concave": "the upper bound is not concave",
+    "objective not convex": "it is not convex",
+    "curvature overstated": "the declared curvature is overstated",
+    "initial or feed not affine": "initial or feed is not affine",
+}
+
 
 @dataclass(frozen=True)
 class Violation:
@@ -84,10 +93,14 @@ def check(problem: Problem, samples: int = 256, seed: int = 0, tolerance: float 
     validate(problem)
     if not isinstance(samples, int) or samples < 1:
         raise ProblemError(f"samples must be a positive whole number, not {samples!r}.")
+    return Findings(_violations(problem, samples, seed, tolerance), samples)
+
+
+def _violations(problem: Problem, samples: int, seed: int, tolerance: float) -> tuple:
     with jax.enable_x64(True):
         arrays = as_arrays(problem, jnp.float64)
         keys = jax.random.split(jax.random.key(seed), samples)
-        rows, witnesses = eqx.filter_jit(_probe)(arrays, keys, jnp.asarray(tolerance))
+        rows, witnesses = _probe(arrays, keys, jnp.asarray(tolerance))
         rows, witnesses = jax.tree.map(np.asarray, (rows, witnesses))
     violations = []
     for (kind, where), (excess, entry) in _named(problem, rows):
@@ -98,7 +111,35 @@ def check(problem: Problem, samples: int = 256, seed: int = 0, tolerance: float 
             violations.append(
                 Violation(kind, where, int(entry[worst]), float(excess[worst]), witness)
             )
-    return Findings(tuple(violations), samples)
+    return tuple(violations)
+
+
+def confirmed_violations(problem: Problem, samples: int, seed: int = 0) -> tuple[Violation, ...]:
+    """Violations of Jensen's inequality that a few segments show, beyond doubt of rounding.
+
+    A violation counts only if it persists, on most of the segment, when the ends are drawn in a
+    little: what rounding does changes its sign from point to point. Where bounds cross, a point is
+    not feasible, and functions need not be convex there.
+    """
+    found = _violations(problem, samples, seed, 1e-7)
+    kept = [v for v in found if v.kind in JENSEN]
+    if not kept:
+        return ()
+    with jax.enable_x64(True):
+        arrays = as_arrays(problem, jnp.float64)
+        shares = jnp.linspace(0.001, 0.05, 25)
+        return tuple(v for v in kept if _persists(problem, arrays, v, shares))
+
+
+def _persists(problem: Problem, arrays: Problem, violation: Violation, shares) -> bool:
+    excess: dict = {}
+    for one, other in (violation.witness, violation.witness[::-1]):
+        rows = _probe_shorter(arrays, one, other, shares, jnp.asarray(1e-7))
+        for place, (amounts, _) in _named(problem, rows):
+            excess[place] = np.maximum(np.asarray(amounts), excess.get(place, 0.0))
+    crossed = any((x > 0).any() for (kind, _), x in excess.items() if kind == "bounds crossed")
+    amounts = excess[violation.kind, violation.where]
+    return not crossed and bool(((amounts >= 0.5 * violation.amount) & (amounts < np.inf)).all())
 
 
 def _named(problem: Problem, rows):
@@ -110,6 +151,18 @@ def _named(problem: Problem, rows):
         yield (kind, "The objective"), row
 
 
+@eqx.filter_jit
+def _probe_shorter(problem: Problem, a, b, shares, tolerance):
+    """The rows of segments whose ends are drawn in by some shares."""
+
+    def one(share):
+        ends = tree.between(a, b, share), tree.between(a, b, 1 - share)
+        return _segment(problem, *ends, tolerance)[0]
+
+    return jax.vmap(one)(shares)
+
+
+@eqx.filter_jit
 def _probe(problem: Problem, keys, tolerance):
     return jax.vmap(lambda key: _probe_pair(problem, key, tolerance))(keys)
 
@@ -147,6 +200,11 @@ def _probe_pair(problem: Problem, key, tolerance):
     """One random segment between feasible points: its ends, its middle."""
     first_key, second_key = jax.random.split(key)
     a, b = _random_point(problem, first_key), _random_point(problem, second_key)
+    return _segment(problem, a, b, tolerance)
+
+
+def _segment(problem: Problem, a, b, tolerance):
+    """The inequalities at the middle of a segment: (rows of stages and objective), its ends."""
     middle: tuple[Any, tuple] = tree.between(a, b, 0.5)
     stages = []
     for i, stage in enumerate(problem.stages):

@@ -141,10 +141,14 @@ def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: La
 
 
 def _certify(problem, point: Point, proposal: Proposal, eps):
-    """Both ends of the gap, anew. A float32 point may lie outside of S: project it again."""
+    """Both ends of the gap, anew.
+
+    A float32 point may lie outside of S, where functions need not be convex: project it again.
+    """
     point = Point(problem.inputs.project(point.inputs), point.fractions)
     done = forward_pass(problem, point)
-    certificate, bound = certify(problem, proposal)
+    anchor = Point(problem.inputs.project(proposal.point.inputs), proposal.point.fractions)
+    certificate, bound = certify(problem, Proposal(anchor, proposal.slopes, proposal.corrected))
     return done, crossing_of(done, eps), certificate, bound, point
 
 

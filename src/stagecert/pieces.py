@@ -21,9 +21,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from stagecert import jaxprs
 from stagecert.errors import ProblemError
 
 max_p = Primitive("stagecert_max")
@@ -366,71 +367,26 @@ def evaluate(function, arguments: tuple, treatment: Treatment | None = None, dat
         records.append(record)
         return value
 
-    out = _interpret(closed.jaxpr, closed.consts, arrays, handle)
+    out = _interpret(closed, arrays, handle)
     return jax.tree.unflatten(jax.tree.structure(shape), out), tuple(records)
 
 
-# Primitives that only call a function: their bodies are interpreted in place.
-_CALLS = frozenset(
-    {
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "remat",
-        "remat2",
-        "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-    }
-)
-
-
-def _inner_jaxprs(parameters):
-    for value in parameters.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(item, "eqns"):
-                yield item, ()
-            elif hasattr(item, "jaxpr") and hasattr(item.jaxpr, "eqns"):
-                yield item.jaxpr, item.consts
-
-
 def _has_pieces(jaxpr) -> bool:
-    return any(
-        equation.primitive in (max_p, pair_p)
-        or any(_has_pieces(inner) for inner, _ in _inner_jaxprs(equation.params))
-        for equation in jaxpr.eqns
-    )
+    return any(equation.primitive in (max_p, pair_p) for equation in jaxprs.equations(jaxpr))
 
 
-def _interpret(jaxpr, consts, arguments, handle):
-    environment: dict = dict(zip(jaxpr.constvars, consts, strict=True))
-    environment.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom):
-        return atom.val if isinstance(atom, Literal) else environment[atom]
-
-    for equation in jaxpr.eqns:
-        values = [read(atom) for atom in equation.invars]
-        inner = list(_inner_jaxprs(equation.params))
+def _interpret(closed, arguments, handle):
+    def rule(equation, values):
         if equation.primitive in (max_p, pair_p):
-            out = [handle(*values)]
-        elif not any(_has_pieces(body) for body, _ in inner):
-            parameters = equation.primitive.get_bind_params(equation.params)
-            # Releases of JAX differ in where they put the functions that a primitive calls.
-            functions, parameters = (
-                parameters if isinstance(parameters, tuple) else ((), parameters)
-            )
-            out = equation.primitive.bind(*functions, *values, **parameters)
-            out = list(out) if equation.primitive.multiple_results else [out]
-        elif equation.primitive.name in _CALLS:
-            body, body_consts = inner[0]
-            out = _interpret(body, body_consts, values, handle)
-        else:
-            raise ProblemError(
-                f"A nonsmooth piece of stagecert stands inside '{equation.primitive.name}'. Move "
-                "it out of the loop or branch (a ScanStage can be the loop), or use jax.numpy's "
-                "own maximum there, which is then linearised by its subgradient."
-            )
-        environment.update(zip(equation.outvars, out, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+            return [handle(*values)]
+        if not any(_has_pieces(body) for body, _ in jaxprs.inner_jaxprs(equation)):
+            return jaxprs.bind(equation, values)
+        if jaxprs.body_of_call(equation) is not None:
+            return None
+        raise ProblemError(
+            f"A nonsmooth piece of stagecert stands inside '{equation.primitive.name}'. Move "
+            "it out of the loop or branch (a ScanStage can be the loop), or use jax.numpy's "
+            "own maximum there, which is then linearised by its subgradient."
+        )
+
+    return jaxprs.walk(closed.jaxpr, closed.consts, arguments, rule)

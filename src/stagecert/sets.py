@@ -44,6 +44,14 @@ class AbstractSet(eqx.Module):
     def scale(self) -> Point:
         """Return the typical extent of the set per entry, zero where it has none."""
 
+    def ends(self) -> tuple[Point, Point]:
+        """Return two points between which, entry by entry, the whole set lies.
+
+        In NumPy, for a look at the set's own numbers. A set that does not say has infinite ends.
+        """
+        size = jax.tree.map(lambda x: np.full(x.shape, np.inf), jax.eval_shape(self.centre))
+        return jax.tree.map(np.negative, size), size
+
     @abc.abstractmethod
     def validate(self) -> None:
         """Raise `ProblemError` unless the set is well formed, non-empty and bounded."""
@@ -138,6 +146,10 @@ class Box(AbstractSet):
         lower, upper = _floats(self.lower, self.upper)
         return 0.5 * upper - 0.5 * lower
 
+    def ends(self) -> tuple[Point, Point]:
+        lower, upper = np.broadcast_arrays(*_doubles(self.lower, self.upper))
+        return lower, upper
+
     def validate(self) -> None:
         lower, upper = _check("Box", lower=self.lower, upper=self.upper)
         if lower.shape != upper.shape and lower.ndim and upper.ndim:
@@ -182,6 +194,11 @@ class Ball(AbstractSet):
     def scale(self) -> jax.Array:
         middle, radius = _floats(self.middle, self.radius)
         return jnp.broadcast_to(radius, middle.shape)
+
+    def ends(self) -> tuple[Point, Point]:
+        middle, radius = _doubles(self.middle, self.radius)
+        reach = radius + 4 * np.finfo(float).eps * (np.abs(middle) + radius)
+        return middle - reach, middle + reach
 
     def validate(self) -> None:
         middle, radius = _check("Ball", middle=self.middle, radius=self.radius)
@@ -257,12 +274,16 @@ class BoxBall(AbstractSet):
         away, _ = self._towards(gradient)
         return away(self._pulled(away))
 
+    def multiplier(self, gradient: Point) -> jax.Array:
+        """Return twice the multiplier of the ball's constraint at the least of `<gradient, x>`."""
+        *_, gradient = self._parts(gradient)
+        away, reach = self._towards(gradient)
+        return 1 / (jnp.maximum(self._pulled(away), 1e-3) ** 4 * reach)
+
     def linear_minimum(self, gradient: Point) -> jax.Array:
         """Return a lower bound by duality, valid for any multiplier of the ball's constraint."""
         lower, upper, middle, radius, gradient = self._parts(gradient)
-        away, reach = self._towards(gradient)
-        t = self._pulled(away)
-        curvature = 1 / (jnp.maximum(t, 1e-3) ** 4 * reach)
+        curvature = self.multiplier(gradient)
         move = jnp.clip(middle - gradient / curvature, lower, upper) - middle
         quadratic = 0.5 * curvature * move**2
         with_ball = jnp.sum(gradient * move + quadratic) - 0.5 * curvature * radius**2
@@ -287,6 +308,11 @@ class BoxBall(AbstractSet):
         lower, upper, middle, radius = self._parts()
         extent = jnp.minimum(0.5 * (upper - lower), radius)
         return jnp.broadcast_to(extent, middle.shape)
+
+    def ends(self) -> tuple[Point, Point]:
+        lowest, highest = Ball(self.middle, self.radius).ends()
+        lower, upper = _doubles(self.lower, self.upper)
+        return np.maximum(lower, lowest), np.minimum(upper, highest)
 
     def validate(self) -> None:
         Box(self.lower, self.upper).validate()
@@ -340,6 +366,12 @@ class Simplex(AbstractSet):
     def scale(self) -> jax.Array:
         extent = 1.0 if self.size > 1 else 0.0
         return jnp.broadcast_to(extent * _floats(self.total)[0], (self.size,))
+
+    def ends(self) -> tuple[Point, Point]:
+        (total,) = _doubles(self.total)
+        # A projected entry may exceed the total by rounding.
+        most = total * (1 + 4 * self.size * np.finfo(float).eps)
+        return np.zeros(self.size), np.broadcast_to(most, (self.size,))
 
     def validate(self) -> None:
         if not isinstance(self.size, int | np.integer) or self.size < 1:
@@ -396,6 +428,10 @@ class Product(AbstractSet):
     def scale(self) -> Point:
         return self._map(lambda part: part.scale())
 
+    def ends(self) -> tuple[Point, Point]:
+        low, high = (self._map(lambda part, k=k: part.ends()[k]) for k in (0, 1))
+        return low, high
+
     def validate(self) -> None:
         parts = jax.tree_util.tree_leaves_with_path(self.parts, is_leaf=_is_set)
         if not parts:
@@ -418,6 +454,10 @@ def _floats(*values: Any) -> list[jax.Array]:
     # One strong dtype for all: weakly typed results would change type inside loops.
     dtype = jnp.result_type(*values, 0.0)
     return [jnp.asarray(value, dtype) for value in values]
+
+
+def _doubles(*values: Any) -> list[np.ndarray]:
+    return [np.asarray(value, float) for value in values]
 
 
 def _drop_negligible(curvature: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stagecert.certificate import Certificate
+from stagecert.evidence import Assumptions
 
 
 class Status(enum.Enum):
@@ -81,6 +82,8 @@ class Solution:
         certificate: what proves the bound.
         stats: iterations, passes, seconds, trace.
         message: the status with its particulars (which stage and entry, for crossed bounds).
+        assumptions: what is known of the convexity that the bound rests on, part by part; `str` of
+            it is "proven", "sampled" or "unchecked".
     """
 
     value: float
@@ -91,6 +94,7 @@ class Solution:
     certificate: Certificate
     stats: Stats
     message: str = field(default="")
+    assumptions: Assumptions = field(default_factory=lambda: Assumptions.unchecked(0))
 
     @property
     def gap(self) -> float:

@@ -10,16 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stagecert.assumptions import Examined, examine
 from stagecert.batch import (
     Batch,
     BatchSolution,
     Certified,
+    rows_of,
     stack,
     validate_batch,
     validate_batch_start,
 )
+from stagecert.certificate import shape_of_certificate
 from stagecert.codes import CROSSED, MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.errors import ProblemError
+from stagecert.evidence import Assumptions
+from stagecert.inside import seen_from_inside
 from stagecert.lanes import (
     CHUNK,
     History,
@@ -39,6 +44,7 @@ from stagecert.solvers import (
     Accelerated,
     Damped,
     Greedy,
+    Mirror,
     Polish,
     Safe,
     Simple,
@@ -47,15 +53,19 @@ from stagecert.solvers import (
 from stagecert.validate import validate, validate_options, validate_start, validate_target
 
 
-def named_solver(solver) -> tuple[AbstractSolver, ...]:
-    """The solvers to run one after the other: a name, an object, or a sequence of these."""
+def named_solver(solver, steep: bool = False) -> tuple[AbstractSolver, ...]:
+    """The solvers to run one after the other: a name, an object, or a sequence of these.
+
+    `steep` says that slopes may be infinite at the border of the inputs' set, where corners lie.
+    """
     names = {
-        "auto": (Greedy(patience=0, progress=0.5), Polish()),
+        "auto": (Mirror() if steep else Greedy(patience=0, progress=0.5), Polish()),
         "damped": (Damped(),),
         "greedy": (Greedy(),),
         "accelerated": (Accelerated(),),
         "simple": (Simple(),),
         "safe": (Safe(),),
+        "mirror": (Mirror(),),
         "polish": (Polish(),),
         "slope_ascent": (Greedy(patience=0, progress=0.5), SlopeAscent()),
     }
@@ -66,7 +76,7 @@ def named_solver(solver) -> tuple[AbstractSolver, ...]:
     if isinstance(solver, AbstractSolver):
         return (solver,)
     if isinstance(solver, Sequence) and solver:
-        return tuple(s for entry in solver for s in named_solver(entry))
+        return tuple(s for entry in solver for s in named_solver(entry, steep))
     raise ProblemError(
         f"solver must be a name, an AbstractSolver or a sequence of these, not {solver!r}."
     )
@@ -258,6 +268,8 @@ def solve(
     target: float | None = None,
     max_iterations: int = 1000,
     time_limit: float | None = None,
+    rigorous: bool = False,
+    check: bool = True,
 ) -> Solution:
     """Solves a problem to a certified gap: value - bound <= atol + rtol * |bound|.
 
@@ -273,9 +285,15 @@ def solve(
         target: stop as soon as `bound > target` (proven) or `value <= target` (cannot be proven).
         max_iterations: limit on the steps of all solvers together.
         time_limit: seconds, looked at every few iterations.
+        rigorous: evaluate the bound in interval arithmetic. It then holds in real arithmetic,
+            whatever was rounded, as long as the problem is convex as declared.
+        check: prove what can be proven of the problem's convexity, and probe the rest along random
+            segments, once for each shape; `solution.assumptions` says what came of it. False: the
+            convexity is yours alone.
 
     Raises:
-        ProblemError: bad input, before any work.
+        ProblemError: bad input, or functions that are not convex or concave as they should be,
+            before any work; with `rigorous`, also functions of JAX that have no enclosure, by name.
 
     >>> import stagecert as sc
     >>> problem = sc.Problem(sc.Ball([3.0, 4.0], 1.0), (), lambda s, z: s @ s)
@@ -285,9 +303,11 @@ def solve(
     """
     validate(problem)
     validate_start(problem, start)
+    if rigorous:
+        _refuse_what_has_no_enclosure(problem)
     batch = _solve(
         problem, None, 1, None if start is None else _one_lane(start), atol, rtol, solver, target,
-        max_iterations, time_limit, False,
+        max_iterations, time_limit, False, rigorous, examine(problem, None, check),
     )  # fmt: skip
     return batch[0]
 
@@ -307,6 +327,8 @@ def solve_batch(
     max_iterations: int = 1000,
     time_limit: float | None = None,
     progress: bool | Callable[[int, int], None] = False,
+    rigorous: bool = False,
+    check: bool = True,
 ) -> BatchSolution:
     """Solves many problems of one shape at once, each with its own steps, stopping and status.
 
@@ -327,23 +349,36 @@ def solve_batch(
     batch = problems if isinstance(problems, Batch) else stack(problems)
     validate_batch(batch)
     validate_batch_start(batch, start)
+    if rigorous:
+        _refuse_what_has_no_enclosure(batch.lane(0))
     return _solve(
         batch.problem, batch.axes, batch.size, start, atol, rtol, solver, target,
-        max_iterations, time_limit, progress,
+        max_iterations, time_limit, progress, rigorous, examine(batch.problem, batch.axes, check),
     )  # fmt: skip
 
 
+def _refuse_what_has_no_enclosure(problem: Problem) -> None:
+    from stagecert.enclosure import refuse
+
+    refuse(problem, shape_of_certificate(problem))
+
+
 def _solve(
-    problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress
-) -> BatchSolution:
+    problem, axes, size, start, atol, rtol, solver, target, max_iterations, time_limit, progress,
+    rigorous, examined: Examined,
+) -> BatchSolution:  # fmt: skip
+    solvers = named_solver(solver, examined.steep)
+    if examined.steep or any(isinstance(s, Mirror) for s in solvers):
+        problem = seen_from_inside(problem)
+        axes = None if axes is None else seen_from_inside(axes)
     dtype = _common_dtype(problem)
     arrays = as_arrays(problem, dtype)
     points = _starting_points(arrays, axes, size, start)
     eps = _data_eps(problem)
     return search_lanes(
-        arrays, axes, size, points, lambda kept: _certified(problem, axes, kept, eps),
-        named_solver(solver), atol=atol, rtol=rtol, target=target, max_iterations=max_iterations,
-        time_limit=time_limit, progress=progress,
+        arrays, axes, size, points, lambda kept: _certified(problem, axes, kept, eps, rigorous),
+        solvers, atol=atol, rtol=rtol, target=target, max_iterations=max_iterations,
+        time_limit=time_limit, progress=progress, assumptions=examined.assumptions,
     )  # fmt: skip
 
 
@@ -363,6 +398,7 @@ def search_lanes(
     progress: Any = False,
     single_steps: bool = False,
     aim: float = 1.0,
+    assumptions: Assumptions | None = None,
 ) -> BatchSolution:
     """The search itself, on arrays of one precision, from complete points.
 
@@ -371,6 +407,7 @@ def search_lanes(
         certifier: evaluates what the search kept in float64: the numbers that are published.
         single_steps: for expensive steps, run them one by one instead of in compiled loops.
         aim: the search stops at this share of the tolerances. Below 1, float64 rarely disagrees.
+        assumptions: what is known of the problem's convexity; None: nobody looked.
     """
     validate_options(atol, rtol, max_iterations, time_limit)
     target = validate_target(target, size)
@@ -415,7 +452,7 @@ def search_lanes(
             certified = certifier(search.kept)
     return BatchSolution(
         search.kept, certified, search.records, clock.seconds(), clock.over(), atol, rtol, target,
-        tuple(arrays.stage_name(i) for i in range(len(arrays.stages))),
+        tuple(arrays.stage_name(i) for i in range(len(arrays.stages))), assumptions,
     )  # fmt: skip
 
 
@@ -456,8 +493,9 @@ def _start_points(axes, problem, axis, given, size: int) -> Point:
     )
 
 
-def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
+def _certified(problem, axes, kept: Lane, eps: float, rigorous: bool) -> "Certified":
     """Values and bounds of the lanes' best points, evaluated in float64."""
+    given = problem
     with jax.enable_x64(True):
         problem, points, proposals = as_arrays((problem, kept.point, kept.proposal), jnp.float64)
         done, crossing, certificate, bound, points = certify_lanes(
@@ -471,11 +509,25 @@ def _certified(problem, axes, kept: Lane, eps: float) -> "Certified":
         kept.code[newly] = CROSSED
         for name in ("amount", "stage", "entry"):
             getattr(kept.crossing, name)[newly] = getattr(crossing, name)[newly]
-        return Certified(
-            value,
-            np.array(bound, np.float64),
-            *jax.tree.map(np.asarray, (points.inputs, done.blocks, certificate)),
+        inputs, blocks, certificate = jax.tree.map(
+            np.asarray, (points.inputs, done.blocks, certificate)
         )
+        bound = np.array(bound, np.float64)
+        if rigorous:
+            bound = _rigorous_bounds(given, axes, certificate, len(bound))
+        return Certified(value, bound, inputs, blocks, certificate)
+
+
+def _rigorous_bounds(problem, axes, certificate, size: int) -> np.ndarray:
+    """The bounds that the lanes' certificates prove in interval arithmetic."""
+    arrays, static = eqx.partition(as_arrays(problem, jnp.float64), eqx.is_array)
+    arrays = jax.tree.map(np.asarray, arrays)
+    bounds = np.empty(size)
+    for i in range(size):
+        lane = arrays if axes is None else rows_of(axes, arrays, i)
+        held = jax.tree.map(lambda x, i=i: x[i], certificate)
+        bounds[i] = held.derive(eqx.combine(lane, static), rigorous=True)
+    return bounds
 
 
 def _not_yet(kept: Lane, certified, atol, rtol, target) -> np.ndarray:

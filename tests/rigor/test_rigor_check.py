@@ -395,3 +395,15 @@ def test_verification_writes_a_certificate(proven, tmp_path):
     assert done.stdout.split() == ["unsat"]
     assert done.returncode == 0
     assert check(*files.paths).accepted
+
+
+def test_padding_is_followed_in_rationals(tmp_path):
+    """The zeros that Pad adds were integers, for which the exact mode had no rounding."""
+    make = models.Maker()
+    padded = make.node("Pad", "x", make.constant([0, 0, 0, 1]))
+    most = make.node("ReduceMax", padded, make.constant([1]), keepdims=0)
+    model = make.model([("x", [1, 2])], [(most, [1])])
+    files = Files(tmp_path, model, models.vnnlib([-1, -1], [1, 1], 1, "(assert (>= Y_0 1.5))"))
+    files.prove()
+    for exact in (False, True):
+        assert check(*files.paths, exact=exact).accepted

@@ -118,3 +118,16 @@ def test_a_lost_bias_is_a_fault_in_double_precision_too(monkeypatch):
     monkeypatch.setitem(CONVERTERS, "Add", lambda call: CONVERTERS["Identity"](call))
     with pytest.raises(Disagreement, match="node 1 of 1, Add"):
         checked(model, outputs=2)
+
+
+def test_constants_that_onnx_runtime_rounds_are_no_fault():
+    """1e4 + 1e-4 - 1e4 is 1e-4 to the importer and to the checker, and zero in single precision."""
+    constants = {name: np.array([v], np.float32) for name, v in
+                 (("large", 1e4), ("small", 1e-4), ("less", -1e4))}  # fmt: skip
+    nodes = [
+        helper.make_node("Add", ["large", "small"], ["a"]),
+        helper.make_node("Add", ["a", "less"], ["b"]),
+        helper.make_node("Mul", ["x", "small"], ["c"]),
+        helper.make_node("Add", ["c", "b"], ["y"]),
+    ]
+    checked(graph_of(nodes, constants, 2), outputs=2)

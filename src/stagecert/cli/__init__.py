@@ -1,9 +1,15 @@
-"""The command-line program."""
+"""The command-line program.
+
+The modules of the commands import little; what a command works with is imported when it runs. So
+help and completion are there at once.
+"""
 
 import sys
+from typing import Annotated
 
 import typer
 
+import stagecert
 from stagecert.cli.check import check
 from stagecert.cli.demo import demo
 from stagecert.cli.engine import with_address
@@ -14,8 +20,9 @@ from stagecert.cli.verify import verify
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    help="Stagewise convex problems, solved with a certificate.",
+    rich_markup_mode="markdown",  # paragraphs of docstrings are wrapped anew, to the terminal
+    # Commands inherit this from the program.
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
 app.command()(inspect)
@@ -25,11 +32,27 @@ app.command()(robust)
 app.command()(sweep)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"stagecert {stagecert.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """Stagewise convex problems, solved with a certificate."""
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Proves properties of neural networks, and solves stagewise convex problems.
+
+    Every answer comes with a certificate. `stagecert COMMAND -h` says what a command does, and what
+    its exit status means.
+    """
 
 
 def main() -> None:
     """Entry point of the program `stagecert`."""
-    app(with_address(sys.argv[1:]))
+    # By whatever way it was started: completion is set up for this name.
+    app(with_address(sys.argv[1:]), prog_name="stagecert")

@@ -7,15 +7,17 @@ import time
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from stagecert.errors import ProblemError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MODEL = "digits.onnx"
 SHADES = " ░▒▓█"
@@ -113,6 +115,8 @@ def _verify_all(folder: Path, console: Console) -> list[Line]:
 
 
 def _verify(model: Path, file: Path, show) -> Line:
+    import numpy as np
+
     from stagecert.files import write_whole
     from stagecert.verify import verify
 
@@ -196,6 +200,8 @@ def _short(value: float | None) -> str:
 
 def _print_images(console: Console, line: Line) -> None:
     """The test image next to the counterexample, and what ONNX Runtime makes of the latter."""
+    import numpy as np
+
     assert line.counterexample is not None
     with np.load((resources.files("stagecert") / "digits" / "digits.npz").open("rb")) as file:  # type: ignore
         images = file["images"].reshape(-1, 64)
@@ -208,6 +214,7 @@ def _print_images(console: Console, line: Line) -> None:
         console.print(f"    {one}    {other}", highlight=False)
 
 
-def _drawn(pixels: np.ndarray) -> list[str]:
-    levels = np.clip(np.round(pixels * (len(SHADES) - 1)), 0, len(SHADES) - 1).astype(int)
+def _drawn(pixels: "np.ndarray") -> list[str]:
+    most = len(SHADES) - 1
+    levels = (pixels * most).round().clip(0, most).astype(int)
     return ["".join(SHADES[v] * 2 for v in row) for row in levels.reshape(8, 8)]

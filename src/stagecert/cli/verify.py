@@ -162,12 +162,11 @@ class _Outcome(Ending):
         self._end(code, "error" if code == BAD_INPUT else "unknown")
 
     def _partial(self, answer: str, reason: str) -> None:
-        verdict = self.work.so_far(answer, reason) if self.work is not None else None
-        if verdict is None:
-            from stagecert.verify.verify import Verdict
-
-            verdict = Verdict(answer, None, (), 0.0, reason)  # type: ignore
-        self.finish(verdict)
+        if self.work is None:
+            # Importing what a verdict is could wait for the other thread's imports.
+            self.claim()
+            self.lost(answer, reason)
+        self.finish(self.work.so_far(answer, reason))
 
     def claim(self) -> None:
         """Also wipes the line of progress."""

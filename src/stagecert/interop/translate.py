@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sparse
-from jax.extend.core import Literal
 
+from stagecert import jaxprs
 from stagecert.errors import ProblemError
-from stagecert.pieces import _inner_jaxprs, max_p, pair_p
+from stagecert.pieces import max_p, pair_p
 
 COLUMNS_AT_ONCE = 256
 
@@ -152,32 +152,18 @@ class Translator:
         leaves, structure = jax.tree.flatten(arguments, is_leaf=is_value)
         likes = [jax.ShapeDtypeStruct(leaf.shape, jnp.float64) for leaf in leaves]
         closed = jax.make_jaxpr(lambda *xs: function(*jax.tree.unflatten(structure, xs)))(*likes)
-        return self._run(closed.jaxpr, closed.consts, leaves)
+        return jaxprs.walk(closed.jaxpr, closed.consts, leaves, self._equation, np.asarray)
 
-    def _run(self, jaxpr, constants, arguments) -> list[Value]:
-        known: dict = dict(zip(jaxpr.constvars, map(np.asarray, constants), strict=True))
-        known.update(zip(jaxpr.invars, arguments, strict=True))
-
-        def read(atom):
-            return np.asarray(atom.val) if isinstance(atom, Literal) else known[atom]
-
-        for equation in jaxpr.eqns:
-            values = [read(atom) for atom in equation.invars]
-            out = self._equation(equation, values)
-            known.update(zip(equation.outvars, out, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
-    def _equation(self, equation, values: list[Value]) -> list[Value]:
+    def _equation(self, equation, values: list[Value]) -> list[Value] | None:
         name = equation.primitive.name
         if all(isinstance(value, np.ndarray) for value in values):
             return [np.asarray(x) for x in _bind(equation, values)]
         shape = tuple(equation.outvars[0].aval.shape)
-        inner = list(_inner_jaxprs(equation.params))
-        if inner and name in _CALLS:
-            body, constants = inner[0]
-            if [e.primitive.name for e in body.eqns] == _LOG_ADD_EXP and len(values) == 2:
-                return [self._log_add_exp(shape, *values)]
-            return self._run(body, constants, values)
+        call = jaxprs.body_of_call(equation)
+        if call is not None:
+            names = [inner.primitive.name for inner in call[0].eqns]
+            is_known = names == _LOG_ADD_EXP and len(values) == 2
+            return [self._log_add_exp(shape, *values)] if is_known else None
         special = _SPECIAL.get(equation.primitive, _SPECIAL.get(name))
         if special is not None:
             found = special(self, equation, shape, *values)
@@ -260,16 +246,8 @@ def _short_cut(name: str, function: Callable, shape, rows: int) -> sparse.csr_ar
 
 
 def _bind(equation, values) -> list:
-    parameters = equation.primitive.get_bind_params(equation.params)
-    functions, parameters = parameters if isinstance(parameters, tuple) else ((), parameters)
-    out = equation.primitive.bind(*functions, *map(jnp.asarray, values), **parameters)
-    return list(out) if equation.primitive.multiple_results else [out]
+    return jaxprs.bind(equation, list(map(jnp.asarray, values)))
 
-
-_CALLS = {
-    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
-    "custom_jvp_call", "custom_vjp_call",
-}  # fmt: skip
 
 # What jax.numpy.logaddexp is made of; softplus calls it with zero.
 _LOG_ADD_EXP = ["max", "sub", "ne", "add", "abs", "neg", "exp", "log1p", "add", "select_n"]

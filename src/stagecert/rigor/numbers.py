@@ -60,7 +60,8 @@ def _rational(x: float) -> fmpq:
     return fmpq(*float(x).as_integer_ratio())
 
 
-def _below(x: fmpq) -> float:
+def _below(x: fmpq | int) -> float:
+    x = fmpq(x)  # zeros that padding adds are integers
     number = int(x.p) / int(x.q)
     return number if _rational(number) <= x else math.nextafter(number, -math.inf)
 

@@ -3,11 +3,10 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stagecert import sweeps
+from stagecert import __version__, sweeps
 from stagecert.errors import ProblemError
 from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
@@ -131,7 +130,7 @@ class Robustness:
         self.keys = {item.key for item in self.items}
         self.configuration = {
             "task": "robust",
-            "stagecert": version("stagecert"),
+            "stagecert": __version__,
             "model": classifier.model.contents.digest,
             "eps": str(how.eps),
             "norm": "inf",

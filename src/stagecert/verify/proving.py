@@ -111,7 +111,7 @@ def certify(
         Rejected: the checker does not accept the proof, or none in its form was found.
     """
     begin = time.monotonic()
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), jax.default_device(_cpu()):
         checker = _checker(model, wanted)
         proof = _proof(checker, model, found, memory, progress, stop)
         proven = time.monotonic()
@@ -120,6 +120,14 @@ def certify(
     if not report.accepted:
         raise Rejected("; ".join(report.reasons))
     return Certified(data, report, proven - begin, time.monotonic() - proven)
+
+
+def _cpu() -> Any:
+    """Where slopes are searched: a few rows on one box, which a GPU compiles for minutes."""
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:  # no such platform was asked for
+        return None
 
 
 def _look_at_the_clock(stop: Callable[[], bool]) -> None:
@@ -143,7 +151,7 @@ def proof_of(model, property, found: Refutation | None = None, *, memory: float 
 
     model = opened(model)
     wanted = property if isinstance(property, Property) else properties.load(property)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), jax.default_device(_cpu()):
         return _proof(_checker(model, wanted), model, found, memory, None, lambda: False)
 
 

@@ -5,11 +5,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stagecert import sweeps
+from stagecert import __version__, sweeps
 from stagecert.errors import ProblemError
 from stagecert.files import write_csv, write_whole
 from stagecert.sweeps import Item, Row, Store
@@ -121,7 +120,7 @@ class Sweep:
         self.instances = list(instances)
         self.configuration = {
             "task": "sweep",
-            "stagecert": version("stagecert"),
+            "stagecert": __version__,
             "checked": check,
             "certificates": certificates,
             "seed": seed,

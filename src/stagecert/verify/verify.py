@@ -39,8 +39,9 @@ Answer = Literal["unsat", "sat", "unknown", "timeout"]
 
 # Boxes that are bounded in one call.
 BOXES = 1024
-# Steps of splitting after which the longest attack is worth its time; again after 3 times as many.
-LATER = 27
+# Steps of splitting for each further attack, so that these take a tenth of the time. Counted, not
+# measured: a run must not depend on how busy the machine is.
+STEPS_AN_ATTACK = 6
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -581,6 +582,7 @@ class Verification:
             self.network, self.groups, open_cases, keep=self.check, memory=self.memory
         )
         number, next_descent = 0, 1
+        plans = itertools.cycle(attack.LAST)
         while len(splitter.stack):
             step = splitter.step(self._late)
             if step.points is None:
@@ -598,8 +600,9 @@ class Verification:
             self._watch(step, descend=number == next_descent)
             if number == next_descent:
                 next_descent *= 3
-                if number >= LATER and not self._over():
-                    self._attack(attack.LONG, corners=False)
+                if not self._over():
+                    some = itertools.islice(plans, number // STEPS_AN_ATTACK)
+                    self._attack(tuple(some), corners=False)
             self.say(
                 f"splitting: {splitter.seen} boxes, {len(splitter.stack)} waiting, "
                 f"{100 * splitter.finished / splitter.total:.4g} % decided"

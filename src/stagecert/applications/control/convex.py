@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stagecert as sc
+from stagecert import enclosure
 from stagecert.applications.control.linear import checked_numbers
 from stagecert.errors import ProblemError
 from stagecert.solvers import Accelerated, Polish
@@ -240,3 +241,13 @@ class Balls(sc.AbstractSet):
         if wrong.any():
             t = int(np.argmax(wrong))
             raise ProblemError(f"radius[{t}] = {self.radius[t]}: it must be positive.")
+
+
+@enclosure.least_linear.register
+def _least_on_balls(inputs: Balls, slope, anchor):
+    return enclosure.least_on_balls(inputs.middle, inputs.radius, slope, anchor)
+
+
+@enclosure.even.register
+def _even_in_rows(inputs: Balls, curvature):
+    return np.broadcast_to(curvature.min(axis=1, keepdims=True), curvature.shape)

@@ -1,0 +1,183 @@
+"""Rules for sums, products and quotients, entry by entry."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from stagecert.curvature.bends import joined
+from stagecert.curvature.lattice import (
+    CONCAVE,
+    CONSTANT,
+    CONVEX,
+    LOG_CONVEX,
+    NOTHING_KNOWN,
+    ROOT_CONVEX,
+    Known,
+    Linear,
+    Origin,
+    Shifted,
+    cleared,
+    constant,
+    definite,
+    known,
+    negative,
+    outward,
+    product_ends,
+    scaled_doubts,
+    sum_down,
+)
+from stagecert.curvature.powers import whole_power
+from stagecert.curvature.table import rule
+
+# -- sums and products -----------------------------------------------------------------------------
+
+
+@rule("add", "add_any")
+def plus(x: Known, y: Known, **_) -> Known:
+    for a, b in ((x, y), (y, x)):
+        # log(sum(exp(x - m))) + m, whatever m is.
+        note = shifted_at(a, "logarithm")
+        if note is not None and note.by.same(b.origin):
+            convex = (note.doubts & LOG_CONVEX) == 0
+            doubts = np.where(convex, NOTHING_KNOWN ^ CONVEX, NOTHING_KNOWN)
+            return known(-np.inf, np.inf, doubts)
+    lo, hi = sum_down(x.lo, y.lo), -sum_down(-x.hi, -y.hi)
+    linear = next(
+        (a.linear for a, b in ((x, y), (y, x)) if a.linear and b.constant and a.shape == lo.shape),
+        None,
+    )
+    out = known(lo, hi, x.doubts | y.doubts, linear=linear)
+    fits = [v for v in (x, y) if v.shape == out.shape]
+    slope = next((v.slope for v in fits if (y if v is x else x).constant), None)
+    bend = None
+    if out.has(CONVEX).all():
+        bend = joined(*([v.bend for v in fits] + [None])[:2])
+    return replace(out, slope=slope, bend=bend)
+
+
+def shifted_at(x: Known, stage: str) -> Shifted | None:
+    """The note of x, if it has come so far on the way to a logsumexp."""
+    return x.shifted if x.shifted is not None and x.shifted.stage == stage else None
+
+
+@rule("neg")
+def turned(x: Known, **_) -> Known:
+    return negative(x)
+
+
+@rule("sub")
+def minus(x: Known, y: Known, **_) -> Known:
+    out = plus(x, negative(y))
+    if y.constant or x.shape != out.shape:
+        return out
+    # exp(x) is log-convex where x is convex; what is subtracted is added again after a logarithm.
+    doubts = np.where(x.has(CONVEX), 0, LOG_CONVEX).astype(np.uint8)
+    index = np.broadcast_to(y.origin.index, out.shape)
+    return replace(out, shifted=Shifted(doubts, Origin(y.origin.number, index)))
+
+
+@rule("mul")
+def times(x: Known, y: Known, **_) -> Known:
+    lo, hi = product_ends(x, y)
+    doubts = np.full(lo.shape, NOTHING_KNOWN, np.uint8)
+    both = x.has(LOG_CONVEX) & y.has(LOG_CONVEX) & (x.lo >= 0) & (y.lo >= 0)
+    doubts = np.where(both, CONCAVE | CONSTANT, doubts)
+    doubts = np.where(y.has(CONSTANT), scaled_doubts(x.doubts, y.lo, y.hi), doubts)
+    doubts = np.where(x.has(CONSTANT), scaled_doubts(y.doubts, x.lo, x.hi), doubts)
+    out = known(lo, hi, doubts)
+    for a, b in ((x, y), (y, x)):
+        if a.constant:
+            return replace(out, **_scaled_notes(b, a, out.shape))
+        if a.logarithm_of is not None and a.logarithm_of.same(b.origin):
+            # x log x, which is not a number where x < 0.
+            return cleared(out, b.has(CONVEX | CONCAVE), CONVEX)
+        if a.linear is not None and _reads(a.linear, b):
+            return replace(out, quadratic=a.linear)
+    if x.origin.same(y.origin):
+        return whole_power(x, 2)
+    return out
+
+
+def _scaled_notes(x: Known, factor: Known, shape) -> dict[str, Any]:
+    """What survives multiplication by a constant."""
+    notes: dict[str, Any] = {}
+    if x.shape != shape:
+        return notes
+    if factor.exact and np.unique(factor.lo).size == 1:
+        number = float(factor.lo.flat[0])
+        for note in ("linear", "quadratic"):
+            held = getattr(x, note)
+            if held is not None:
+                notes[note] = replace(held, matrix=number * held.matrix)
+    if factor.exact and x.slope is not None:
+        notes["slope"] = x.slope.scaled(factor.lo)
+    if (factor.lo >= 0).all():
+        notes["bend"] = None if x.bend is None else x.bend.scaled(factor.lo, shape)
+        notes["shifted"] = shifted_at(x, "exponential")
+    return notes
+
+
+def _reads(linear: Linear, root: Known) -> bool:
+    """Whether the array has, along the linear value's columns, the entries that it was made of."""
+    if root.origin.number != linear.number or linear.axis >= len(root.shape):
+        return False
+    index = np.moveaxis(root.origin.index, linear.axis, -1)
+    return index.shape == linear.rows.shape and np.array_equal(index, linear.rows)
+
+
+@rule("div")
+def over(x: Known, y: Known, **_) -> Known:
+    if y.constant:
+        safe = (y.lo > 0) | (y.hi < 0)
+        inverse = known(np.where(safe, 1 / y.hi, -np.inf), np.where(safe, 1 / y.lo, np.inf), 0)
+        lo, hi = outward(inverse.lo, inverse.hi, np.abs(inverse.lo) + np.abs(inverse.hi))
+        signed = known(
+            np.where(y.lo > 0, np.maximum(lo, 0), lo), np.where(y.hi < 0, np.minimum(hi, 0), hi), 0
+        )
+        if y.exact:
+            signed = constant(1 / y.lo)
+        return times(x, signed)
+    inverse = whole_power(y, -1)
+    if x.constant:
+        return times(x, inverse)
+    out = times(x, inverse)
+    # A square over a positive concave value.
+    return cleared(out, x.has(ROOT_CONVEX) & y.has(CONCAVE) & (y.lo >= 0), CONVEX)
+
+
+@rule("reduce_sum")
+def reduce_sum(x: Known, axes, **_) -> Known:
+    terms = int(np.prod([x.shape[a] for a in axes], initial=1))
+    size = np.sum(np.where(np.isfinite(x.lo) & np.isfinite(x.hi), np.abs(x.lo) + np.abs(x.hi), 0),
+                  axis=axes)  # fmt: skip
+    lo, hi = outward(x.lo.sum(axis=axes), x.hi.sum(axis=axes), size, terms)
+    lo = np.where((x.lo >= 0).all(axis=axes), np.maximum(lo, 0), lo)
+    hi = np.where((x.hi <= 0).all(axis=axes), np.minimum(hi, 0), hi)
+    bend = None if x.bend is None or not x.has(CONVEX).all() else x.bend.summed(x.shape, axes)
+    out = known(lo, hi, np.bitwise_or.reduce(x.doubts, axis=axes), bend=bend)
+    form = x.quadratic
+    if form is not None and form.axis in axes:
+        return cleared(out, True, definite(form.matrix))
+    note = shifted_at(x, "exponential")
+    if note is not None and terms:
+        index = note.by.index
+        if (index.max(axis=axes) == index.min(axis=axes)).all():
+            by = Origin(note.by.number, index.max(axis=axes))
+            doubts = np.bitwise_or.reduce(note.doubts, axis=axes)
+            return replace(out, shifted=Shifted(doubts, by, "exponential"))
+    return out
+
+
+@rule("cumsum")
+def _cumsum(x: Known, axis, reverse, **_) -> Known:
+    turn = (lambda a: np.flip(a, axis)) if reverse else (lambda a: a)
+
+    def along(function, array):
+        return turn(function.accumulate(turn(array), axis=axis))
+
+    size = along(np.add, np.where(np.isfinite(x.lo + x.hi), np.abs(x.lo) + np.abs(x.hi), 0))
+    lo, hi = outward(along(np.add, x.lo), along(np.add, x.hi), size, x.shape[axis])
+    lo = np.where(along(np.minimum, x.lo) >= 0, np.maximum(lo, 0), lo)
+    hi = np.where(along(np.maximum, x.hi) <= 0, np.minimum(hi, 0), hi)
+    return known(lo, hi, along(np.bitwise_or, x.doubts))

@@ -1,0 +1,219 @@
+"""Which part of the library may import which: the table below, checked against the sources.
+
+Sources are parsed, not imported, so imports inside functions count too.
+"""
+
+import ast
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parent.parent / "src"
+
+# A part, its modules (names below `stagecert`; a package has all that is in it), the parts that it
+# may import besides itself, and the packages from elsewhere that it may import.
+LAYERS = [
+    ("basics",     "errors files tree codes machine html compiling",
+                   "",
+                   "jax matplotlib"),
+    # In order: a module imports only modules that come before it.
+    ("core",       "jaxprs evidence sets inside pieces problem enclosure reformulation certificate "
+                   "degeneracy solvers solution validate check curvature batch assumptions lanes "
+                   "solving plotting",
+                   "basics",
+                   "equinox flint jax matplotlib numpy rich scipy"),
+    ("networks",   "networks",
+                   "basics core",
+                   "equinox flint jax numpy onnx onnxscript rich torch"),
+    ("interop",    "interop",
+                   "basics core networks",
+                   "cvxpy equinox jax numpy scipy"),
+    ("answers",    "applications.answer",
+                   "core",
+                   ""),
+    ("control",    "applications.control",
+                   "answers basics core",
+                   "equinox jax numpy scipy"),
+    ("isotonic",   "applications.isotonic",
+                   "answers basics core",
+                   "jax maxflow numba numpy scipy sklearn"),
+    ("mdp",        "applications.mdp",
+                   "answers basics core",
+                   "jax numpy scipy"),
+    # What a sceptic has to trust: nothing of the search, no JAX.
+    ("properties", "properties",
+                   "errors",
+                   "numpy"),
+    ("checker",    "rigor",
+                   "errors properties",
+                   "flint numpy onnx"),
+    # What decides.
+    ("sweeps",     "sweeps",
+                   "basics",
+                   "jax matplotlib numpy ray"),
+    ("verify",     "verify",
+                   "basics core networks properties checker sweeps",
+                   "equinox jax numpy onnx onnxruntime"),
+    ("robust",     "robust",
+                   "basics networks properties checker sweeps verify",
+                   "numpy onnx pyarrow"),
+    ("cli",        "cli __main__",
+                   "basics core networks checker sweeps verify robust",
+                   "jax numpy rich typer"),
+]  # fmt: skip
+
+PARTS = {part: modules.split() for part, modules, _, _ in LAYERS}
+MAY = {part: may.split() for part, _, may, _ in LAYERS}
+ELSEWHERE = {part: packages.split() for part, _, _, packages in LAYERS}
+
+
+def name_of(path: Path) -> str:
+    """Of a module: stagecert.networks.bounds, say."""
+    name = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+FILES = {name_of(path): path for path in sorted(SOURCES.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+# The package's own modules hand names on; whoever imports from those imports what they hand on.
+HANDING_ON = {"stagecert", "stagecert.applications"}
+
+
+def below(name: str, modules) -> bool:
+    """Whether a module is one of those, or in one of them."""
+    inside = name.removeprefix("stagecert.")
+    return any(inside == module or inside.startswith(module + ".") for module in modules)
+
+
+def part_of(name: str) -> str | None:
+    """The part that a module is in; None for those that hand names on."""
+    if name in HANDING_ON:
+        return None
+    found = [part for part, modules in PARTS.items() if below(name, modules)]
+    assert len(found) == 1, f"{name} is in {found or 'no part'} of the table"
+    return found[0]
+
+
+def handed_on() -> dict[str, str]:
+    """Where the names of `stagecert` come from, by the imports that type checkers see."""
+    return {
+        alias.name: str(node.module)
+        for node in ast.walk(TREES["stagecert"])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stagecert.")
+        for alias in node.names
+    }
+
+
+HOMES = handed_on()
+
+
+@functools.cache
+def imports_of(name: str) -> set[str]:
+    """The modules that a module imports, ours in full (stagecert.sets), others by package."""
+    found = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import"
+            assert node.module
+            for alias in node.names:
+                found.add(resolved(node.module, alias.name))
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in HANDING_ON:
+                    # `import stagecert as sc`: what counts is what is taken from it.
+                    found |= taken_from(alias.asname or alias.name, alias.name, TREES[name])
+                else:
+                    found.add(alias.name)
+    return {
+        module if module.startswith("stagecert") else module.split(".")[0]
+        for module in found
+        if module.split(".")[0] not in sys.stdlib_module_names
+    }
+
+
+def taken_from(called: str, module: str, tree) -> set[str]:
+    return {
+        resolved(module, node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == called
+    }
+
+
+def resolved(module: str, name: str) -> str:
+    if module == "stagecert" and name in HOMES:
+        return HOMES[name]
+    return f"{module}.{name}" if f"{module}.{name}" in FILES else module
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_part_imports_only_what_it_may(part):
+    wrong = []
+    for name in FILES:
+        if part_of(name) != part:
+            continue
+        for module in imports_of(name):
+            if module == "stagecert":  # __version__, say
+                continue
+            if not module.startswith("stagecert."):
+                if module not in ELSEWHERE[part]:
+                    wrong.append(f"{name} imports {module}")
+            # "errors" in the table is a module alone: less than the basics that it is one of.
+            elif part_of(module) not in {part, *MAY[part]} and not below(module, MAY[part]):
+                wrong.append(f"{name} imports {module}, of the part {part_of(module)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_table_has_nothing_to_spare():
+    """Every permission is used: what is no longer needed is no longer allowed."""
+    for part in PARTS:
+        names = [name for name in FILES if part_of(name) == part]
+        assert names, f"there is no module of the part {part}"
+        used = set().union(*(imports_of(name) for name in names))
+        for package in ELSEWHERE[part]:
+            assert package in used, f"{part} does not import {package}"
+        ours = [name for name in used if name.startswith("stagecert.")]
+        for other in MAY[part]:
+            inside = PARTS.get(other, [other])
+            assert any(below(name, inside) for name in ours), f"{part} does not import {other}"
+
+
+def test_parts_form_no_circle():
+    order, left = [], dict(MAY)
+    while left:
+        ready = [p for p, may in left.items() if not set(may) & set(left)]
+        assert ready, f"these parts import each other: {sorted(left)}"
+        order += ready
+        left = {p: may for p, may in left.items() if p not in ready}
+    assert order.index("checker") < order.index("verify") < order.index("cli")
+
+
+def test_core_is_in_order():
+    core = PARTS["core"]
+    for name in FILES:
+        if part_of(name) != "core":
+            continue
+        (mine,) = [k for k, module in enumerate(core) if below(name, [module])]
+        for module in imports_of(name):
+            for k, other in enumerate(core):
+                if module.startswith("stagecert.") and below(module, [other]):
+                    assert k <= mine, f"{name} imports {module}, which comes after it"
+
+
+def test_no_two_modules_import_each_other():
+    """Imports inside functions count too: they hide a circle, they do not remove it."""
+    edges = {name: {m for m in imports_of(name) if m in FILES} - {name} for name in FILES}
+    edges = {name: found for name, found in edges.items() if name not in HANDING_ON}
+    while edges:
+        ready = [name for name, found in edges.items() if not found & set(edges)]
+        assert ready, f"there is a circle among {sorted(edges)}"
+        edges = {name: found for name, found in edges.items() if name not in ready}
+
+
+def test_imports_are_found():
+    """What the other tests rest on."""
+    assert "jax" in imports_of("stagecert.compiling")
+    assert "stagecert.rigor.checker" in imports_of("stagecert.rigor")
+    assert "stagecert.problem" in imports_of("stagecert.cli.core_demo")  # sc.Problem
+    assert "stagecert.rigor" in imports_of("stagecert.cli.check")  # inside a function
