@@ -41,6 +41,7 @@ from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import NotCovered, OutOfTime, Rejected, certify
 
 ROWS = 6
+_ROOT = Path(__file__).parents[2]
 _LONGEST = 1500  # characters of a number in a property
 
 
@@ -103,7 +104,8 @@ class Checks:
             try:
                 step()
             except Exception:
-                found.wrong(f"{name} crash", traceback.format_exc(limit=-5))
+                text = traceback.format_exc(limit=-5).replace(f"{_ROOT}/", "")
+                found.wrong(f"{name} crash", text)
         return found
 
     # -- the exact evaluation itself -------------------------------------------------------------

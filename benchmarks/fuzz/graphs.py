@@ -267,7 +267,8 @@ class Writer:
         self.nodes.append(node)
         self.values.update(zip(names, entries, strict=False))
         self.used.update(inputs)
-        self.seen.add(operator)
+        if not domain:
+            self.seen.add(operator)
         return names
 
     def one(self, operator: str, *inputs: str, **settings) -> str:

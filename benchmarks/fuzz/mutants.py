@@ -367,7 +367,7 @@ def _common() -> list[Mutant]:
         ("a maximum is at least its largest upper end", ("MaxPool", "ReduceMax", "Max"),
          _patched(functions.Maximum, "image", lambda _: _largest_low)),
         ("rounding is not charged", ("cancelling_products", "cancelling_sum", "MatMul"),
-         _patched(numbers.Arithmetic, "slip", lambda _: lambda self, terms, loose: 0.0)),
+         _patched(numbers.Arithmetic, "slip", lambda _: lambda self, terms, loose: 0)),
         ("certificates are accepted with a tolerance", ("Relu", "MatMul"),
          _patched(checker.Checker, "refutes", lambda _: _lenient)),
         ("shifts are subtracted", ("Add",), _patched(rigor_graph.Call, "shift", _negated_shift)),

@@ -149,7 +149,7 @@ class _Parts:
         if path is not None and path.exists():
             lines = [json.loads(line) for line in path.read_text().splitlines() if line[-1] == "}"]
             self.found = [line for line in lines if line["key"] == key]
-        self.key = key
+        self.key, self.resumed = key, bool(self.found)
 
     def add(self, begin: int, end: int, counts: dict, failures: list, slowest, peak: int) -> None:
         """Keeps a portion."""
@@ -226,10 +226,11 @@ def run(
             finished = sum(e - b for b, e in (part["portion"] for part in kept.found))
             failed = sum(len(part["failures"]) for part in kept.found)
             say(f"{kind}: {finished} of {count}, {failed} failures", flush=True)
-    return _record(kind, count, seed, kept.found, time.monotonic() - begun, seconds)
+    took = None if kept.resumed else round(time.monotonic() - begun)
+    return _record(kind, count, seed, kept.found, took, seconds)
 
 
-def _record(kind, count, seed, parts, took: float, limit: float) -> dict:
+def _record(kind, count, seed, parts, took: int | None, limit: float) -> dict:
     counts: collections.Counter[str] = collections.Counter()
     for part in parts:
         counts.update(part["counts"])
@@ -245,7 +246,7 @@ def _record(kind, count, seed, parts, took: float, limit: float) -> dict:
         "slowest": {"cpu_seconds": round(slowest[0], 2), "number": slowest[1]},
         "peak_memory_mib": round(peak / 2**20),
         "limits": {"seconds": limit, "address_space_gib": ADDRESS_SPACE / 2**30},
-        "seconds": round(took),
+        "seconds": took,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}",
     }
