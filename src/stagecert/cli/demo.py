@@ -175,8 +175,8 @@ def _print(console: Console, lines: list[Line], out: Path | None) -> None:
         "bound: proven, no input has a smaller margin; above zero, the property holds. met: the "
         "smallest margin that the search met. gap: how far they are apart; the search ends as "
         "soon as a property is decided.\n"
-        "Certificates were checked by code that shares nothing with the search. Seconds include "
-        "compilation, which later runs save.",
+        "Certificates were checked by code that shares nothing with the search but the reader of "
+        "properties. Seconds include compilation, which later runs save.",
         highlight=False,
     )
     for line in lines:

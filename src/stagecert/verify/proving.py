@@ -3,7 +3,7 @@
 The checker derives every bound by itself, from slopes that it chooses by default. So it is asked
 first what it can prove without help; slopes are searched for, and boxes are split further, only
 where that is not enough. Whatever the search believes, nothing counts but what the checker accepts:
-it reads model and property with code of its own.
+it reads the model with code of its own.
 """
 
 import functools

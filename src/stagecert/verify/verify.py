@@ -1,7 +1,7 @@
 """`verify`: whether a network has a property. Attacks first, then bounds of rising cost.
 
 What the search believes to be proven is no answer yet: "unsat" is said once the checker, which
-reads model and property with code of its own, has accepted the certificate (see `proving`).
+reads the model with code of its own, has accepted the certificate (see `proving`).
 """
 
 import itertools
