@@ -188,6 +188,8 @@ def main() -> None:
         parser.error(f"no sets in {DATA}; set STAGECERT_DATA")
     # Before JAX is imported, here and in the workers.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # The checker's products are small: on a busy machine, two threads wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if options.jobs > 1:
         os.environ["OMP_NUM_THREADS"] = "1"
     from stagecert.compiling import use_compilation_cache
