@@ -55,14 +55,14 @@ _JOINT = words(
     "ReduceProd ReduceL2 ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
 )
 _STEPS = words(
-    "Sign Floor Ceil Round ArgMax ArgMin TopK Equal Less LessOrEqual Greater GreaterOrEqual Not "
+    "ArgMax ArgMin TopK Equal Less LessOrEqual Greater GreaterOrEqual Not "
     "And Or Xor Mod IsNaN IsInf NonZero"
 )
 # Their outputs have the broadcast shape of their inputs, also where they are refused.
 _ENTRYWISE = words(
     "Mul Div Pow Log Softmax LogSoftmax Hardmax LayerNormalization InstanceNormalization "
-    "GroupNormalization RMSNormalization Sign Floor Ceil Round Sqrt Sin Cos Tan Sinh Cosh Asin "
-    "Acos Atan Asinh Acosh Atanh Reciprocal ThresholdedRelu Shrink Where Clip PRelu"
+    "GroupNormalization RMSNormalization Tan Sinh Cosh Asin "
+    "Acos Atan Asinh Acosh Atanh ThresholdedRelu Shrink Where Clip PRelu"
 )
 
 
@@ -76,9 +76,9 @@ class Row:
         name: its own name, which may be empty.
         shapes: the shapes of its outputs; None where they are not known.
         parameters: how many stored numbers it reads.
-        role: affine, max, constant, or an activation's kind; "merged" if it is a part of an
-            activation that is spelt out, "unused" if no output needs it, "refused", and "unknown"
-            if it depends on a refused node.
+        role: affine, max, product, constant, or an activation's kind; "merged" if it is a part of
+            an activation that is spelt out, "unused" if no output needs it, "refused", and
+            "unknown" if it depends on a refused node.
         reason: why it is refused; None if it is not.
     """
 
@@ -100,7 +100,7 @@ class Description:
         outputs: name and shape of each output; None where the shape is not known.
         rows: the nodes, in the order of the file.
         parameters: how many floating-point numbers the model stores.
-        neurons: how many entries all activations and maxima have together.
+        neurons: how many entries all activations, maxima and products have together.
     """
 
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
@@ -265,7 +265,7 @@ class _Conversion:
         for value in (value for added in self._added for value in added):
             made = self.draft.made(value)
             if (value.is_input, value.index) in live and made:
-                active = isinstance(made.operation, (op.Activation, op.Max))
+                active = isinstance(made.operation, (op.Activation, op.Joint))
                 neurons += math.prod(value.shape) if active else 0
         return Description(
             tuple((name, x.shape) for name, x in self.inputs),
@@ -453,19 +453,11 @@ class _Conversion:
             for operation in made:
                 if isinstance(operation, op.Activation):
                     role = operation.kind
-                elif isinstance(operation, op.Max):
-                    role = "max"
-                elif isinstance(operation, Placeholder):
-                    role, reason = "refused", _PARTS[operation.kind]
+                elif isinstance(operation, op.Joint):
+                    role = operation.label
             self.rows[place] = Row(
                 row.number, row.operator, row.name, row.shapes, row.parameters, role, reason
             )
-
-
-_PARTS = {
-    "erf": "is only supported inside Gelu: x * (1 + Erf(x / sqrt(2))) / 2",
-    "cube": "makes a third power, which is only supported inside the approximate Gelu",
-}
 
 
 def _role(outputs: Sequence[Any]) -> str:
@@ -549,12 +541,8 @@ def _input_shape(info: onnx.ValueInfoProto, batched: bool | None) -> tuple[tuple
         for d in tensor.shape.dim
     )
     if batched is None:
-        batched = bool(lengths) and (lengths[0] <= 0 or len(lengths) > 1)
-        if batched and lengths[0] > 1:
-            raise ProblemError(
-                f"{name} is {text}. If its first axis is a batch, export the model for a batch of "
-                "one or of any size; if it is not, say batched=False."
-            )
+        # A fixed length above one is part of the input, as runtimes read it.
+        batched = bool(lengths) and (lengths[0] <= 0 or (lengths[0] == 1 and len(lengths) > 1))
     if batched:
         if not lengths:
             raise ProblemError(f"{name} has no axes, so there is no batch axis.")
