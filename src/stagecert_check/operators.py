@@ -1,7 +1,7 @@
 """Sums, products, reductions, activations and maxima: what ONNX operators make of what they read.
 
-Operators that move entries are in moves.py, those with windows in windows.py, and activations that
-are spelt out as products in patterns.py.
+Operators that move entries are in moves.py, those with windows in windows.py, those made of others
+in composed.py, and activations that are spelt out as products in patterns.py.
 """
 
 import functools
@@ -12,8 +12,9 @@ import numpy as np
 from flint import arb
 
 from stagecert_check import (
+    composed,  # noqa: F401  (these three register their operators)
     linear,
-    moves,  # noqa: F401  (these two register their operators)
+    moves,  # noqa: F401
     patterns,
     windows,  # noqa: F401
 )

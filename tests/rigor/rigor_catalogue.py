@@ -124,6 +124,36 @@ SPELT = [
                                                      m.node("Neg", x))),
 ]  # fmt: skip
 
+# Operators that are made of others.
+COMPOSED = [
+    Entry("softmax", _one("Softmax"), slack=1e-11),
+    Entry("softmax along another axis", _one("Softmax", axis=1), slack=1e-11),
+    Entry("softmax 11", _one("Softmax", axis=2), (1, 3, 2, 2), 11, slack=1e-11),
+    Entry("softmax 11 by default", _one("Softmax"), (1, 5), 11, slack=1e-11),
+    Entry("softmax of one", _one("Softmax", axis=0)),
+    Entry("log softmax", _one("LogSoftmax"), slack=1e-11),
+    Entry("log softmax of one", _one("LogSoftmax", axis=0)),
+    Entry("layer normalization", lambda m, x: m.node(
+        "LayerNormalization", x, m.weights(6), m.weights(6)), slack=1e-9),
+    Entry("layer normalization of two axes", lambda m, x: m.node(
+        "LayerNormalization", x, m.weights(7, 6), axis=2, epsilon=0.1), slack=1e-9),
+    Entry("instance normalization", lambda m, x: m.node(
+        "InstanceNormalization", x, m.weights(2), m.weights(2), epsilon=0.01), slack=1e-9),
+    Entry("reduce l1", _one("ReduceL1", [1, 3])),
+    Entry("reduce l2", _one("ReduceL2", [-1], keepdims=0), slack=1e-11),
+    Entry("reduce sum square", _one("ReduceSumSquare", [2])),
+    Entry("reduce sum square 17", _one("ReduceSumSquare", axes=[2], keepdims=0), opset=17),
+    Entry("upsample", _one("Upsample", [1.0, 1.0, 2.0, 3.0]), opset=9),
+    Entry("upsample 7", _one("Upsample", scales=[1.0, 1.0, 2.0, 3.0]), opset=7),
+    Entry("resize 10", _one("Resize", [1.0, 1.0, 2.0, 1.0]), opset=10),
+    Entry("resize", lambda m, x: m.node("Resize", x, "", m.constant([1.0, 1.0, 2.0, 2.0]))),
+    Entry("resize, asymmetric", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 3.0, 2.0]), nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric")),
+    Entry("resize to sizes", lambda m, x: m.node(
+        "Resize", x, "", "", m.constant([1, 2, 21, 24]))),
+]  # fmt: skip
+
 # Products of two variables, and what only looks like a spelt out activation.
 PRODUCTS = [
     Entry("product", lambda m, x: m.node("Mul", x, m.node("Relu", x))),
@@ -415,11 +445,17 @@ WIDER = [
         "Mul", x, m.constant(0.3)), m.node("Add", m.node("Abs", x), m.constant(1.0)))),
 ]  # fmt: skip
 
-READ = [*LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *CONSTANTS, *OLD]
+READ = [*LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *CONSTANTS, *OLD]
 
 # What both the checker and the importer refuse.
 REFUSED = [
-    Entry("softmax", _one("Softmax")),
+    Entry("hardmax", _one("Hardmax")),
+    Entry("resize by a half", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 1.5, 1.0]))),
+    Entry("resize, linear", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 2.0, 2.0]), mode="linear")),
+    Entry("mean of layer normalization", lambda m, x: m.node("Add", *m.node(
+        "LayerNormalization", x, m.weights(6), outputs=2))),
     Entry("by zero", _one("Div", 0.0)),
     Entry("pow 13", _one("Pow", 13.0)),
     Entry("pow 1.5", _one("Pow", 1.5)),

@@ -22,7 +22,8 @@ except ImportError as error:
 
 from stagecert.errors import ProblemError
 from stagecert.networks import (
-    onnx_arithmetic,  # noqa: F401  (these three register their operators)
+    onnx_arithmetic,  # noqa: F401  (these four register their operators)
+    onnx_composed,  # noqa: F401
     onnx_shapes,
     onnx_windows,  # noqa: F401
 )
@@ -50,9 +51,9 @@ Batched: TypeAlias = bool | Sequence[bool] | None
 OLDEST_OPSET = 7
 
 _JOINT = words(
-    "Softmax LogSoftmax Hardmax LayerNormalization InstanceNormalization GroupNormalization "
+    "Hardmax GroupNormalization "
     "RMSNormalization LpNormalization MeanVarianceNormalization LRN Attention LSTM GRU RNN Einsum "
-    "ReduceProd ReduceL2 ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
+    "ReduceProd ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
 )
 _STEPS = words(
     "ArgMax ArgMin TopK Equal Less LessOrEqual Greater GreaterOrEqual Not "
@@ -60,7 +61,7 @@ _STEPS = words(
 )
 # Their outputs have the broadcast shape of their inputs, also where they are refused.
 _ENTRYWISE = words(
-    "Mul Div Pow Log Softmax LogSoftmax Hardmax LayerNormalization InstanceNormalization "
+    "Pow Softmax LogSoftmax Hardmax LayerNormalization InstanceNormalization "
     "GroupNormalization RMSNormalization Tan Sinh Cosh Asin "
     "Acos Atan Asinh Acosh Atanh ThresholdedRelu Shrink Where Clip PRelu"
 )
