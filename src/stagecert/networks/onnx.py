@@ -8,7 +8,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,10 +77,13 @@ class Row:
         name: its own name, which may be empty.
         shapes: the shapes of its outputs; None where they are not known.
         parameters: how many stored numbers it reads.
-        role: affine, max, product, constant, or an activation's kind; "merged" if it is a part of
-            an activation that is spelt out, "unused" if no output needs it, "refused", and
-            "unknown" if it depends on a refused node.
+        role: affine, max, product, constant, or an activation's kind (several if it is made of
+            several); "merged" if it is a part of an activation that is spelt out, "unused" if no
+            output needs it, "refused", and "unknown" if it depends on a refused node.
         reason: why it is refused; None if it is not.
+        relaxation: "exact"; "hull" if bounds know no more than the convex hull of its function on
+            an interval or a box; "hulls" if they know those of its parts, each by itself; None if
+            it is none of these.
     """
 
     number: int
@@ -90,6 +93,7 @@ class Row:
     parameters: int
     role: str
     reason: str | None = None
+    relaxation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -448,17 +452,22 @@ class _Conversion:
         for place, (row, added) in enumerate(zip(self.rows, self._added, strict=True)):
             kept = [x for x in added if (x.is_input, x.index) in live]
             made = [m.operation for m in map(self.draft.made, kept) if m]
-            role, reason = row.role, row.reason
-            if added and not kept:
-                role = "merged"
-            for operation in made:
-                if isinstance(operation, op.Activation):
-                    role = operation.kind
-                elif isinstance(operation, op.Joint):
-                    role = operation.label
-            self.rows[place] = Row(
-                row.number, row.operator, row.name, row.shapes, row.parameters, role, reason
-            )
+            role = "merged" if added and not kept else row.role
+            kinds = [_kind(x) for x in made if isinstance(x, (op.Activation, op.Joint))]
+            role = ", ".join(dict.fromkeys(kinds)) or role
+            relaxation = "exact" if role in ("affine", "constant") else None
+            if kinds:
+                # Sums of relaxed values are not relaxed together.
+                last = max(
+                    k for k, x in enumerate(made) if isinstance(x, (op.Activation, op.Joint))
+                )
+                mixed = any(isinstance(x, (op.Reduce, op.Sum)) for x in made[last:])
+                relaxation = "hulls" if len(kinds) > 1 or mixed else "hull"
+            self.rows[place] = replace(row, role=role, relaxation=relaxation)
+
+
+def _kind(operation: op.Activation | op.Joint) -> str:
+    return operation.kind if isinstance(operation, op.Activation) else operation.label
 
 
 def _role(outputs: Sequence[Any]) -> str:
