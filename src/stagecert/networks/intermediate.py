@@ -19,7 +19,7 @@ from stagecert.errors import ProblemError
 from stagecert.networks.intervals import interval_bounds, segment_interval
 from stagecert.networks.operations import Conv, MatMul, Reduce, Sum, WindowSum
 from stagecert.networks.regions import Regions
-from stagecert.networks.relaxation import Layer, Segment, Split
+from stagecert.networks.relaxation import Layer, Segment, Split, copied
 from stagecert.networks.search import backward_bounds, hints, relax, search
 from stagecert.solvers import Damped
 
@@ -161,7 +161,11 @@ def _refined(before, layer: Layer, regions, arguments, interval, how, memory, sh
     shape = low.shape[1:]
     boxes = len(low)
     bent = np.asarray(_bent(layer, *interval)).reshape(boxes, -1)
-    entries = [np.flatnonzero(row) for row in bent]
+    shapes = [
+        regions.shapes[k] if is_input else before[k].shape for is_input, k in layer.segment.sources
+    ]
+    first = copied(layer.segment, shapes)
+    entries = [np.unique(first[row]) for row in bent]
     most = max(map(len, entries))
     if most == 0:
         return interval
@@ -198,6 +202,8 @@ def _refined(before, layer: Layer, regions, arguments, interval, how, memory, sh
                 flat_high[at] = np.minimum(flat_high[at], -minus_most[k][used[k]])
             finished += int(used.sum())
             show(finished, total)
+    # What holds for the first of several copies holds for all of them.
+    low, high = (x.reshape(boxes, -1)[:, first].reshape(x.shape) for x in (low, high))
     return jnp.asarray(low), jnp.asarray(high)
 
 

@@ -21,7 +21,7 @@ from stagecert.networks.backward import Lines, Span, _terms, lines_at, segment_s
 from stagecert.networks.intermediate import _exact
 from stagecert.networks.intervals import segment_interval
 from stagecert.networks.regions import Regions
-from stagecert.networks.relaxation import Layer, Segment, Split
+from stagecert.networks.relaxation import Layer, Segment, Split, copied
 from stagecert.networks.search import magnitude
 
 Source = tuple[bool, int]
@@ -114,10 +114,17 @@ class Passes:
             of_box, entry = np.nonzero(np.asarray(bent)[: self.count])
             if len(of_box):
                 low, high = np.array(low), np.array(high)
+                first = copied(layer.segment, self._shapes(sources))
+                size = len(first)
+                of_box, entry = np.divmod(np.unique(of_box * size + first[entry]), size)
                 done = self._refine(index, layer, span, (low, high), of_box, entry, stop)
                 if not done:
                     return False
-                low, high = jnp.asarray(low), jnp.asarray(high)
+                # What holds for the first of several copies holds for all of them.
+                low, high = (
+                    jnp.asarray(x.reshape(len(x), -1)[:, first].reshape(x.shape))
+                    for x in (low, high)
+                )
         self.spans.append(span)
         image, size, lines = _block(layer, low, high, span)
         self.lines.append(lines)
