@@ -29,6 +29,7 @@ from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Rows, 
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
+from stagecert_check import joining
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker, Report, Task
@@ -156,6 +157,7 @@ def proof_of(model, property, found: Refutation | None = None, *, memory: float 
 
 
 def _checker(model: OpenModel, wanted: Property) -> Checker:
+    joining.check_names(model.several, wanted)
     try:
         return Checker(model.program, wanted)
     except Refused as error:
