@@ -99,7 +99,8 @@ def _instance_normalization(w: Writer) -> None:
 def _norm(operator: str):
     def recipe(w: Writer) -> None:
         x = w.pick(least=1)
-        rank, settings = len(w.shape(x)), {"keepdims": w.draw.choice((None, 0, 1))}
+        rank = len(w.shape(x))
+        settings: dict[str, Any] = {"keepdims": w.draw.choice((None, 0, 1))}
         axes = w.draw.sample(range(rank), w.draw.randint(1, rank))
         if w.version(operator) >= 18:
             w.emit(operator, [x, w.ints(axes)], **settings)
