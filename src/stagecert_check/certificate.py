@@ -234,8 +234,9 @@ class Certificate:
             forces = self.array(self._name(case["forces"]), ("<f8",), (None,))
             if np.any(forces < 0) or np.any(forces > LARGEST):
                 raise Refused("forces must not be negative, nor too large")
-            slopes = self._slopes(case["slopes"], activations)
-            boxes = self._boxes(case["boxes"], activations)
+            # Empty lists stand for nothing but defaults.
+            slopes = self._slopes(case["slopes"], activations if case["slopes"] else 0)
+            boxes = self._boxes(case["boxes"], activations if case["boxes"] else 0)
             everywhere = Leaf(slopes, boxes, len(multipliers))
             return Case(axes, cuts, multipliers, {}, forces, everywhere)
         leaves: dict[int, Leaf] = {}

@@ -24,6 +24,7 @@ from stagecert_check.objectives import Objectives
 from stagecert_check.tree import Task, leaves_of
 
 _NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some of them
+_LEAF_NUMBERS_AT_ONCE = 2**20  # in intervals of leaves that share a box: more fall out of caches
 _ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
 _WORK_AT_ONCE = 2**26  # entries of cotangents, so that who waits hears something now and then
 _MOST_BOXES = 512
@@ -106,7 +107,7 @@ class Checker:
         self._large = entries >= _LARGE and not exact
         most = min(_NUMBERS_AT_ONCE // numbers, _WORK_AT_ONCE // (numbers * max(entries, 1)))
         self._boxes_at_once = min(max(most, 1), _MOST_BOXES)
-        leaves_at_once = max(_NUMBERS_AT_ONCE // numbers, 1)
+        leaves_at_once = max(_LEAF_NUMBERS_AT_ONCE // numbers, 1)
         self._branching = Branching(self, self._boxes_at_once, leaves_at_once)
         sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
         outputs = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)

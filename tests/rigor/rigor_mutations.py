@@ -198,7 +198,7 @@ def _header(random, base, header, arrays):
     elif how == 7:
         header[f"key{random.integers(10)}"] = 1
     else:
-        header["version"] = int(random.choice([0, 2, -1, 10**9]))
+        header["version"] = int(random.choice([0, 2, 3, -1, 10**9]))
 
 
 def _weights(random, base, header, arrays):

@@ -113,12 +113,9 @@ class Arrays:
             for rows in boxes
         )  # fmt: skip
 
-    def tree(self, one: Branches, activations: int) -> format_.Case:
+    def tree(self, one: Branches) -> format_.Case:
         """A tree that splits neurons as the checker takes it."""
-        none = (None,) * activations
-        everywhere = format_.Leaf(
-            self.named(one.slopes or none), self.boxes(one.whole or none), one.leaves
-        )
+        everywhere = format_.Leaf(self.named(one.slopes), self.boxes(one.whole), one.leaves)
         return format_.Case(one.axes, one.cuts, one.multipliers, {}, one.forces, everywhere)
 
 
