@@ -12,6 +12,7 @@ import rigor_soundness
 import rigor_trees
 from flint import arb, fmpq
 
+from stagecert.verify import certificates
 from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.models import opened
 from stagecert.verify.proving import Refutation, Rejected, certify
@@ -140,11 +141,11 @@ def test_trees_are_pruned(proven):
 def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path):
     paths, trees = proven
     model, wanted = opened(paths[0]), properties.load(paths[1].read_bytes())
-    made = Refutation(*groups_of(model.network, wanted), branches=(trees[1],))
+    made = Refutation(*groups_of(model.network, wanted), {}, None, (trees[1],))
     certificate = tmp_path / "c.cert"
     # The other case has no tree: the prover splits its box.
     certificate.write_bytes(certify(model, wanted, made).certificate)
-    assert check(*paths[:2], certificate).accepted
+    assert check(paths[0], paths[1], certificate).accepted
     assert Certificate(certificate).version == 2
 
     weak = replace(trees[1], forces=np.zeros(len(trees[1].forces)))
@@ -155,3 +156,74 @@ def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path)
     np.testing.assert_array_equal(
         caught.value.open[1], np.flatnonzero(~tried(checker, weak).refuted)
     )
+
+
+def _changed(paths, trees, **changes) -> str:
+    """Why a certificate is refused whose second tree is changed behind the back of `Branches`."""
+    broken = replace(trees[1])
+    for name, value in changes.items():
+        object.__setattr__(broken, name, value)
+    rigor_trees.write(paths, [trees[0], broken])
+    report = check(*paths)
+    assert not report.accepted
+    return report.reasons[0]
+
+
+def test_what_is_wrong_with_a_tree_is_said(proven, tmp_path):
+    files, trees = proven
+    paths = [*files[:2], tmp_path / "c.cert"]
+    tree = trees[1]
+    split = tree.axes.tolist().index(max(tree.axes))
+
+    def refused(**changes) -> str:
+        return _changed(paths, trees, **changes)
+
+    def put(array, value):
+        array = array.copy()
+        array.reshape(-1)[split % array.size] = value
+        return array
+
+    one = np.ones((1, 1, 5), "<f4")
+    assert "fewer forces" in refused(forces=tree.forces[:-1])
+    assert "more forces" in refused(forces=np.append(tree.forces, 0))
+    assert "forces must not be negative" in refused(forces=put(tree.forces, -1e-9))
+    assert "nor too large" in refused(forces=put(tree.forces, 1e31))
+    assert "not finite" in refused(forces=put(tree.forces, np.nan))
+    assert "multipliers must not be" in refused(multipliers=put(tree.multipliers, -1))
+    assert "no input and no neuron" in refused(axes=put(tree.axes, 2 + 9))
+    assert "outside of its box" in refused(axes=put(tree.axes, -2))
+    assert "too large" in refused(cuts=put(tree.cuts, 1e31))
+    assert "more nodes than parts" in refused(axes=tree.axes[::-1].copy())
+    assert "'slopes' is not a list of 2" in refused(slopes=((one, None),))
+    assert "its shape" in refused(slopes=(None, (one, None)))
+    assert "for 2 leaves" in refused(slopes=((np.concatenate([one, one]), None), None))
+    assert "too large" in refused(slopes=((one.astype("<f8") * 1e31, None), None))
+    assert "one split less" in refused(axes=tree.axes[:-1], cuts=tree.cuts[:-1])
+    rigor_trees.write(paths, trees)
+    header, arrays = models.read(paths[2])
+    models.write(paths[2], header | {"version": 1}, arrays)
+    assert "exactly the keys" in check(*paths).reasons[0]
+
+
+def test_boxes_of_the_whole_case_hold_on_its_parts():
+    """Some bounds are better with them, and none is above the exact minimum."""
+    better = 0
+    for seed in (4, 18, 24):
+        random, model, text = _problem(seed)
+        checker = rigor_trees.checker_of(model, text)
+        tree = replace(rigor_trees.random_tree(random, checker), slopes=())
+        tasks, plain = rigor_trees.bounds_of(checker, tree)
+        entries = np.tile(np.arange(4, dtype="<i4"), 2)
+        slopes = random.uniform(0, 1, (8, 1, 5)).astype("<f4")
+        sides = np.repeat([1, -1], 4).astype("<i4")
+        whole = None, certificates.Rows(entries, sides, ((slopes, None),))
+        _, found = rigor_trees.bounds_of(checker, replace(tree, whole=whole))
+        case = checker.wanted.cases[0]
+        box = [[fmpq(v.numerator, v.denominator) for v in side]
+               for side in (case.inputs.lower, case.inputs.upper)]  # fmt: skip
+        pieces = list(rigor_exact.traced(rigor_exact.layers_of(model), *box))
+        for task, bound in zip(tasks, found, strict=True):
+            truth = rigor_trees.exact_minimum(pieces, case, task)
+            assert truth is None or rigor_exact.exact(bound) <= truth
+        better += int(np.sum(found > plain + 1e-9))
+    assert better > 0

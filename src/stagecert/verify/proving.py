@@ -505,7 +505,7 @@ class _Tightener:
         none = (None,) * len(checker.activations)
         leaf = held.leaf(Leaf(np.ones(1), none, (*self.boxes, *none[len(self.boxes) :])))
         assert leaf is not None
-        checker.tighten(held, leaf, facts, index, argument)
+        checker.given.tighten(held, leaf, facts, index, argument)
 
 
 @eqx.filter_jit
