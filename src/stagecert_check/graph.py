@@ -39,16 +39,6 @@ class Shift:
     constant: Any
 
 
-class Part(Activation):
-    """A function that is only understood as a part of an activation: see patterns.py.
-
-    It has no bounds of its own, so none may be left when a model is read.
-    """
-
-    def __init__(self, kind: str):
-        self.kind = kind
-
-
 @dataclass
 class Program:
     """The nodes in an order in which each reads earlier ones only; inputs come first."""
@@ -118,9 +108,6 @@ class _Reader:
                 value = self._constant_output(info.name, value)
             self.program.outputs.append(value.index)
         _drop_unused(self.program)
-        for node in self.program.nodes:
-            if isinstance(node.operation, Part):
-                raise Refused(f"{node.operation.kind} is only supported inside activations")
 
     def _set(self, name: str, value: Any) -> None:
         if not name or name in self.values:

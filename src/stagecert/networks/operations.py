@@ -1,4 +1,4 @@
-"""What a node of a network may do: linear operations, a shift, an activation, a maximum.
+"""What a node of a network may do: linear operations, a shift, an activation, a maximum, a product.
 
 Every operation is a small frozen dataclass: its fields are what compilation may depend on, arrays
 (weights) are passed in. A *linear* operation is linear in its arguments taken together, and each
@@ -394,10 +394,25 @@ class Activation(Operation):
 
 
 @dataclass(frozen=True)
-class Max(Operation):
+class Joint(Operation):
+    """One number made of the entries along the last axis."""
+
+
+@dataclass(frozen=True)
+class Max(Joint):
     """The maximum over the last axis."""
 
     label: ClassVar[str] = "max"
 
     def __call__(self, weights, x):
         return jnp.max(x, axis=-1)
+
+
+@dataclass(frozen=True)
+class Product(Joint):
+    """The product of the two entries of the last axis."""
+
+    label: ClassVar[str] = "product"
+
+    def __call__(self, weights, x):
+        return x[..., 0] * x[..., 1]

@@ -1,9 +1,9 @@
 """A network as a stagewise convex problem: one stage for each activation, nothing else.
 
 Between two activations a network is affine. `split` cuts it there: what comes out are *layers*,
-each an affine `Segment` of the inputs and earlier blocks followed by an activation or a maximum,
-and a last segment that makes the outputs. A block is what an activation puts out; affine values
-are never variables of the problem.
+each an affine `Segment` of the inputs and earlier blocks followed by an activation, a maximum or a
+product, and a last segment that makes the outputs. A block is what an activation puts out; affine
+values are never variables of the problem.
 """
 
 from typing import Any
@@ -14,11 +14,18 @@ import jax.numpy as jnp
 
 from stagecert.networks.activations import find
 from stagecert.networks.graph import Network, Node
-from stagecert.networks.maxima import max_image, max_wedge
-from stagecert.networks.operations import Activation, Concat, Max, Reshape
+from stagecert.networks.maxima import max_image, max_unit, max_wedge
+from stagecert.networks.operations import Activation, Concat, Joint, Reshape
+from stagecert.networks.products import product_image, product_unit, product_wedge
 from stagecert.networks.wedges import AbstractWedge
 from stagecert.pieces import evaluate
 from stagecert.problem import AbstractStage, Objective, StageTrace
+
+# Of operations on the last axis, by their labels: the wedge, the range, and the unit.
+_JOINT = {
+    "max": (max_wedge, max_image, max_unit),
+    "product": (product_wedge, product_image, product_unit),
+}
 
 
 class Segment(eqx.Module):
@@ -47,35 +54,36 @@ class Layer(eqx.Module):
     """A segment and the nonlinear node that follows it."""
 
     segment: Segment
-    operation: Activation | Max = eqx.field(static=True)
+    operation: Activation | Joint = eqx.field(static=True)
     weights: Any
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def wedge(self, low, high) -> AbstractWedge:
         """The convex hull of the nonlinear node where its arguments are in [low, high]."""
-        if isinstance(self.operation, Max):
-            return max_wedge(low, high)
+        if isinstance(self.operation, Joint):
+            return _JOINT[self.operation.label][0](low, high)
         settings = dict(self.operation.settings)
         return find(self.operation.kind).wedge(low, high, self.weights, **settings)
 
     def image(self, low, high):
         """An interval that contains the block where the arguments are in [low, high]."""
-        if isinstance(self.operation, Max):
-            return max_image(low, high)
+        if isinstance(self.operation, Joint):
+            return _JOINT[self.operation.label][1](low, high)
         settings = dict(self.operation.settings)
         return find(self.operation.kind).image(low, high, self.weights, **settings)
 
     def unit(self, low, high):
-        """How wide the interval is in which the arguments of each entry of the block are."""
-        width = high - low
-        return jnp.max(width, axis=-1) if isinstance(self.operation, Max) else width
+        """How far apart the pieces of each entry's wedge can be."""
+        if isinstance(self.operation, Joint):
+            return _JOINT[self.operation.label][2](low, high)
+        return high - low
 
     def bent(self, low, high):
         """Which arguments feed an activation that is not linear on its interval."""
         wedge = self.wedge(low, high)
         middle = 0.5 * low + 0.5 * high
         wide = wedge.upper(middle) > wedge.lower(middle)
-        # A maximum has one block entry for several arguments.
+        # Maxima and products have one block entry for several arguments.
         wide = wide if wide.ndim == low.ndim else wide[..., None]
         return jnp.broadcast_to(wide, low.shape) & (high > low)
 
@@ -125,7 +133,7 @@ def split(network: Network) -> Split:
         return Segment(nodes, named, len(outer) + len(nodes) - 1)
 
     for number, node in enumerate(network.nodes):
-        if isinstance(node.operation, (Activation, Max)):
+        if isinstance(node.operation, (Activation, Joint)):
             before = segment(node.arguments[0])
             layers.append(Layer(before, node.operation, node.weights, node.shape))
             names.append(network.labels.nodes[number] or f"layer {len(layers)}")

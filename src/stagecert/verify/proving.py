@@ -464,8 +464,8 @@ class _Prover:
 
 
 def _kind(node: Any) -> str:
-    """What a nonlinear operation is called; maxima of networks have no name."""
-    return getattr(node.operation, "kind", "max")
+    """What a nonlinear operation is called, in the search and in the checker."""
+    return getattr(node.operation, "kind", "") or node.operation.label
 
 
 class _Tightener:
