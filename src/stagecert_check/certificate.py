@@ -125,6 +125,7 @@ class Certificate:
         if sum(info.file_size for info in members) > _LARGEST_TOTAL:
             raise Refused(f"the certificate has more than {_LARGEST_TOTAL} bytes when unpacked")
         _keys(header, "format version stagecert model_sha256 property_sha256 cases")
+        self.version: int = header["version"]
         self.model, self.property = header["model_sha256"], header["property_sha256"]
 
     def _none(self, why: str) -> ProblemError:
@@ -222,7 +223,7 @@ class Certificate:
         return name
 
     def _case(self, case: Any, activations: int, rows: int) -> Case:
-        stacked = self._header["version"] > 1 and isinstance(case, dict) and "forces" in case
+        stacked = self.version > 1 and isinstance(case, dict) and "forces" in case
         _keys(case, "axes cuts multipliers " + ("forces slopes boxes" if stacked else "leaves"))
         axes = self.array(self._name(case["axes"]), ("<i4",), (None,))
         cuts = self.array(self._name(case["cuts"]), ("<f8",), axes.shape)

@@ -6,6 +6,7 @@ sign: then each leaf is a linear program, and its multipliers are the forces.
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -205,29 +206,37 @@ def complete_tree(model: onnx.ModelProto, checker: Checker, case: int) -> Branch
     )
 
 
-def proven(folder: Path, seed: int = 1) -> tuple[list[Path], list[Branches]]:
-    """Files of a model, a property that the whole box does not prove, and a tree that does."""
-    model = models.mlp((2, 6, 5, 3), seed=seed)
+def property_of(path: Path, model: onnx.ModelProto, by: float) -> None:
+    """Writes a property that holds by so much, or is false by so much."""
     centre, radius = np.array([0.4, -0.1]), 1.0
     low, high = centre - radius, centre + radius
-    layers = rigor_exact.layers_of(model)
     box = [[rigor_exact.exact(v) for v in side] for side in (low, high)]
-    made = list(rigor_exact.pieces(layers, *box))
-    formula, rows = [], ((1, -1, 0), (0, 1, -1), (1, 1, 1))
-    for row in rows[:2]:
+    made, formula = list(rigor_exact.pieces(rigor_exact.layers_of(model), *box)), []
+    for row in ((1, -1, 0), (0, 1, -1)):
         least = rigor_exact.least(made, [fmpq(c) for c in row])
-        # A counterexample has row . Y below its minimum by a hundredth.
         terms = " ".join(f"(* {c}.0 Y_{k})" for k, c in enumerate(row) if c)
-        level = int(least.p) / int(least.q) - 0.01
-        formula.append(f"(and (<= (+ {terms}) {level:.9f}))")
-    text = models.vnnlib(low, high, 3, f"(assert (or {' '.join(formula)}))")
+        formula.append(f"(and (<= (+ {terms}) {int(least.p) / int(least.q) - by:.9f}))")
+    path.write_text(models.vnnlib(low, high, 3, f"(assert (or {' '.join(formula)}))"))
+
+
+def proven(folder: Path) -> tuple[list[Path], list[Branches]]:
+    """Files of a model, a property that the whole box does not prove, and trees that do."""
+    model = models.mlp((2, 5, 4, 3), seed=4)
     paths = [folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
     paths[0].write_bytes(model.SerializeToString())
-    paths[1].write_text(text)
-    checker = checker_of(model, text)
+    property_of(paths[1], model, 0.01)
+    checker = checker_of(model, paths[1].read_text())
     trees = [complete_tree(model, checker, k) for k in range(len(checker.wanted.cases))]
     write(paths, trees)
     return paths, trees
+
+
+def with_slopes(checker: Checker, tree: Branches) -> Branches:
+    """The same with slopes that are written down: the defaults of each leaf, and shared ones."""
+    shapes = [checker.shape(k, tree.leaves) for k in checker.activations]
+    random = np.random.default_rng(0)
+    first = random.integers(2, size=shapes[0]).astype("<f4")
+    return replace(tree, slopes=((first, None), (np.ones((1, *shapes[1][1:]), "<f2"), None)))
 
 
 def write(paths: list[Path], trees: list[Branches]) -> None:

@@ -1,8 +1,10 @@
 """Trees that split neurons: bounds on leaves against the exact truth, and certificates by hand."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import rigor_exact
 import rigor_models as models
@@ -11,7 +13,12 @@ import rigor_trees
 from flint import arb, fmpq
 
 from stagecert.verify.branches import LEAF, Branches
-from stagecert_check import check
+from stagecert.verify.models import opened
+from stagecert.verify.proving import Refutation, Rejected, certify
+from stagecert.verify.pruning import pruned, tried
+from stagecert.verify.queries import groups_of
+from stagecert_check import check, properties
+from stagecert_check.certificate import Certificate
 
 
 def _problem(seed: int, activation="Relu"):
@@ -118,3 +125,33 @@ def test_a_tree_made_by_hand_is_accepted(proven):
 def _root_only(tree: Branches) -> Branches:
     ones = np.ones((1, tree.multipliers.shape[1]))
     return Branches(tree.case, np.array([LEAF]), np.zeros(1), ones, np.zeros(0), tree.slopes)
+
+
+def test_trees_are_pruned(proven):
+    paths, trees = proven
+    checker = rigor_trees.checker_of(onnx.load(paths[0]), paths[1].read_text())
+    for tree in trees:
+        small = pruned(checker, tree)
+        assert np.all(tried(checker, small).refuted)
+        assert small.leaves < tree.leaves / 3
+        assert pruned(checker, tree, lambda: True).leaves == tree.leaves  # no time for it
+
+
+def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path):
+    paths, trees = proven
+    model, wanted = opened(paths[0]), properties.load(paths[1].read_bytes())
+    made = Refutation(*groups_of(model.network, wanted), branches=(trees[1],))
+    certificate = tmp_path / "c.cert"
+    # The other case has no tree: the prover splits its box.
+    certificate.write_bytes(certify(model, wanted, made).certificate)
+    assert check(*paths[:2], certificate).accepted
+    assert Certificate(certificate).version == 2
+
+    weak = replace(trees[1], forces=np.zeros(len(trees[1].forces)))
+    checker = rigor_trees.checker_of(onnx.load(paths[0]), paths[1].read_text())
+    with pytest.raises(Rejected, match="leaves of trees are not refuted; 0") as caught:
+        certify(model, wanted, replace(made, branches=(trees[0], weak)))
+    assert list(caught.value.open) == [1]
+    np.testing.assert_array_equal(
+        caught.value.open[1], np.flatnonzero(~tried(checker, weak).refuted)
+    )

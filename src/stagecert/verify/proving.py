@@ -25,8 +25,10 @@ from stagecert.networks.relaxation import Split, split
 from stagecert.networks.search import hints, proposed_lines, relax, search
 from stagecert.problem import as_arrays
 from stagecert.solvers import Damped
+from stagecert.verify.branches import Branches
 from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Rows, Slopes, packed
 from stagecert.verify.models import OpenModel, opened
+from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
 from stagecert_check.bounds import Facts
@@ -46,7 +48,15 @@ class NotCovered(ProblemError):
 
 
 class Rejected(ProblemError):
-    """The checker does not accept what the search believes to be proven."""
+    """The checker does not accept what the search believes to be proven.
+
+    Attributes:
+        open: of trees that split neurons: the leaves that are not refuted, by case.
+    """
+
+    def __init__(self, why: str, open_: dict[int, np.ndarray] | None = None):
+        super().__init__(why)
+        self.open = open_ or {}
 
 
 class OutOfTime(Exception):
@@ -63,12 +73,14 @@ class Refutation:
         groups: the boxes with their cases and rows.
         rows: for cases refuted on their whole box, the row of the group that does it.
         tree: the cuts of the boxes and what is refuted on each, if boxes were split.
+        branches: trees that split neurons too, each for a case of its own.
     """
 
     network: Network
     groups: tuple[Group, ...]
     rows: dict[int, int] = field(default_factory=dict)
     tree: Tree | None = None
+    branches: tuple[Branches, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +176,7 @@ def _checker(model: OpenModel, wanted: Property) -> Checker:
 
 def _proof(checker: Checker, model: OpenModel, found, memory, progress, stop) -> Proof:
     wanted = checker.wanted
-    cases: tuple[CaseProof, ...] = ()
+    cases: tuple[CaseProof | Branches, ...] = ()
     if wanted.cases:
         if found is None:
             found = Refutation(*groups_of(model.network, wanted))
@@ -210,12 +222,14 @@ class _Prover:
         """Ends the work if time is up."""
         _look_at_the_clock(self._stop)
 
-    def cases(self) -> tuple[CaseProof, ...]:
+    def cases(self) -> tuple[CaseProof | Branches, ...]:
         """Proofs of all cases."""
+        trees = self._trees()
         roots: dict[int, _Part] = {}
         for g, group in enumerate(self.groups):
             for c, case in enumerate(group.numbers):
-                roots[case] = self._root(g, c, case)
+                if case not in trees:
+                    roots[case] = self._root(g, c, case)
         open_ = [part for root in roots.values() for part in _leaves(root)]
         spare = _MORE_BOXES + _MORE_PER_BOX * len(open_)
         open_ = self._by_default(open_)
@@ -235,7 +249,35 @@ class _Prover:
             open_ = self._by_default(halves)
             if left := self._searched(wide):
                 raise self._rejection(left)
-        return tuple(_flat(roots[number]) for number in range(len(self.wanted.cases)))
+        return tuple(
+            trees[number] if number in trees else _flat(roots[number])
+            for number in range(len(self.wanted.cases))
+        )
+
+    def _trees(self) -> dict[int, Branches]:
+        """The trees that split neurons, once the checker has refuted all their leaves."""
+        found, open_, short = {}, {}, 0.0
+        for tree in self.found.branches:
+            self.say(f"certificate: {tree.leaves} leaves of case {tree.case + 1} to check")
+            begin = time.monotonic()
+            now = tried(self.checker, tree, lambda *_: self.look_at_the_clock())
+            spent = time.monotonic() - begin
+            if not np.all(now.refuted):
+                open_[tree.case] = np.flatnonzero(~now.refuted)
+                short = max(short, now.short)
+                continue
+            # Not much longer than that: pruning makes certificates smaller, and is worth no more.
+            end = time.monotonic() + max(spent, 0.5)
+            found[tree.case] = pruned(
+                self.checker, tree, lambda end=end: time.monotonic() > end or self._stop()
+            )
+        if open_:
+            raise Rejected(
+                f"{sum(map(len, open_.values()))} leaves of trees are not refuted; "
+                f"{short:g} are missing",
+                open_,
+            )
+        return found
 
     @staticmethod
     def _rejection(parts: Sequence[_Part]) -> Rejected:
