@@ -38,6 +38,7 @@ class Complete:
         stop: Callable[[], bool] = lambda: False,
     ):
         self.program, self.groups = program, groups
+        self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
         self.form = Form(program)
         roots: list[Root] = []
         self.possible = True
@@ -77,15 +78,25 @@ class Complete:
         box = facts.inputs[0][0], facts.inputs[1][0]
         return Root(g, c, box, low, high, rows, limits, ROUNDING * float(np.max(reach)))
 
-    def branches(self) -> dict[int, Branches]:
-        """The finished tree of every root, by the number of its case."""
-        if self.tree is None:
-            return {}
+    def branches(self) -> tuple[Branches, ...]:
+        """The finished tree of every root."""
+        if self.tree is None or not self.tree.done:
+            return ()
         leaves = _Leaves(self.tree)
-        return {
-            self.groups[root.group].numbers[root.case]: self._exported(k, root, leaves)
-            for k, root in enumerate(self.tree.roots)
-        }
+        return tuple(self._exported(k, root, leaves) for k, root in enumerate(self.tree.roots))
+
+    def reopen(self, open_: dict[int, np.ndarray]) -> None:
+        """Goes on with leaves, by their places in the trees of cases, that were not refuted."""
+        assert self.tree is not None
+        leaves = _Leaves(self.tree)
+        nodes = np.concatenate([self._order[case][places] for case, places in open_.items()])
+        rows = np.array([leaves.rows[node] for node in nodes.tolist()])
+        force = np.zeros((len(nodes), self.form.neurons), np.float32)
+        for k, node in enumerate(nodes.tolist()):
+            for neuron, value in leaves.forces[node].items():
+                force[k, neuron] = value
+        below, above, weights = (leaves.joined(x)[rows] for x in ("below", "above", "weights"))
+        self.tree.reopen(nodes, below, above, force, weights)
 
     def _exported(self, number: int, root: Root, leaves: "_Leaves") -> Branches:
         tree, group = self.tree, self.groups[root.group]
@@ -107,12 +118,13 @@ class Complete:
             cuts.append(float(cut[node]))
             first = int(child[node])
             stack += [(first + 1, (*path, (j, -1))), (first, (*path, (j, 1)))]
-        places = group.places[root.case]
+        case, places = group.numbers[root.case], group.places[root.case]
+        self._order[case] = np.array(order)
         scales = np.array([float(group.scaled[k].scale) for k in places])
         rows = np.array([leaves.rows[node] for node in order])
         weights = leaves.joined("weights")[rows][:, : len(places)].astype(float)
         return Branches(
-            root_case(group, root), np.array(axes), np.array(cuts), weights * scales,
+            case, np.array(axes), np.array(cuts), weights * scales,
             np.array(forces, float), self._slopes(leaves, rows),
         )  # fmt: skip
 
@@ -132,11 +144,6 @@ class Complete:
         return tuple(found)
 
 
-def root_case(group: Group, root: Root) -> int:
-    """The number of a root's case in the property."""
-    return group.numbers[root.case]
-
-
 class _Leaves:
     """What refutes each leaf, from all steps of a search."""
 
@@ -145,11 +152,13 @@ class _Leaves:
         self.rows: dict[int, int] = {}
         self.forces: dict[int, dict[int, float]] = {}
         self._held: dict[str, np.ndarray] = {}
+        count = 0
         for batch in tree.leaves:
             nodes = batch["node"].tolist()
             for node in nodes:
-                self.rows[node] = len(self.rows)
+                self.rows[node] = count
                 self.forces[node] = {}
+                count += 1
             for leaf, neuron, force in zip(
                 batch["leaf"].tolist(),
                 batch["neuron"].tolist(),

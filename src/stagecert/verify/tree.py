@@ -139,6 +139,31 @@ class Tree:
             force=np.zeros((count, n)), weights=known / np.sum(known, axis=1, keepdims=True),
         )  # fmt: skip
 
+    def reopen(self, nodes, below, above, force, weights) -> None:
+        """Puts refuted leaves back, with what they rested on: the checker does not follow there.
+
+        From now on, bounds of these roots have to be better.
+        """
+        root = self.nodes["root"][nodes]
+        self.margin[np.unique(root)] *= 8
+        low = np.stack([self.roots[k].low for k in root]).astype(np.float32)
+        high = np.stack([self.roots[k].high for k in root]).astype(np.float32)
+        held, depth = np.zeros(low.shape, np.int8), np.zeros(len(nodes), np.int32)
+        for k, node in enumerate(nodes):
+            while (parent := int(self.nodes["parent"][node])) >= 0:
+                j, cut = self.nodes["neuron"][parent], np.float32(self.nodes["cut"][parent])
+                if self.nodes["child"][parent] == node:
+                    high[k, j], held[k, j] = min(high[k, j], cut), held[k, j] | 2
+                else:
+                    low[k, j], held[k, j] = max(low[k, j], cut), held[k, j] | 1
+                depth[k] += 1
+                node = parent
+        self.closed -= float(np.sum(0.5**depth)) / len(self.roots)
+        self.stack.extend(
+            root=root, node=nodes, depth=depth, low=low, high=high, held=held, below=below,
+            above=above, force=force, weights=weights,
+        )  # fmt: skip
+
     @property
     def done(self) -> bool:
         """Whether every root is refuted."""

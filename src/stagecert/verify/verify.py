@@ -21,6 +21,7 @@ from stagecert.networks.relaxation import Split, split
 from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
 from stagecert.verify import agreement, attack
+from stagecert.verify.complete import Complete
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.proving import (
     Certified,
@@ -35,6 +36,7 @@ from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter, rows_at_once
 from stagecert_check import properties
+from stagecert_check.functions import Refused
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
 
@@ -43,6 +45,8 @@ BOXES = 1024
 # Steps of splitting for each further attack, so that these take a tenth of the time. Counted, not
 # measured: a run must not depend on how busy the machine is.
 STEPS_AN_ATTACK = 6
+# The same for steps of the search through splits of neurons, which take longer.
+TREE_STEPS_AN_ATTACK = 20
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -57,7 +61,8 @@ class CaseBounds:
         case: its number in `Property.cases`.
         refuted: whether the bounds of the search prove that no point belongs to the case.
         how: what refuted it: "ibp" (one pass back on intervals), "backward" (on intervals that
-            passes back have tightened), "nonconvex", "optimised" or "splitting".
+            passes back have tightened), "nonconvex", "optimised", "splitting" (of the inputs) or
+            "tree" (of splits of neurons).
         row: the row that did, as an index into the case's output rows followed by the rows of its
             inputs; None if there is none, or if different boxes needed different rows.
         bounds: for each of these rows a certified lower bound of row - bound over the whole box.
@@ -88,7 +93,7 @@ class Verdict:
         cases: what is known of each case.
         seconds: how long it took.
         reason: one sentence about an answer that decides nothing, or about how it was decided.
-        boxes: how many boxes were bounded by splitting.
+        boxes: how many boxes were bounded by splitting, or nodes of the tree of splits.
         certified: the certificate of "unsat", with what the checker said of it; None if the answer
             is another one or was not to be checked.
         objection: why the checker did not accept a proof that the search believes in: the answer
@@ -236,11 +241,13 @@ class Verification:
             property = properties.load(property)
         self.property = property
         self.model = model
+        self.opened: OpenModel | None = None
         self.groups: tuple[Group, ...] = ()
         self.states: list[_State] = []
         self.ready = False  # whether groups and states are there
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
+        self.complete: Complete | None = None
         self.parts: Split | None = None
         self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
         self.certified: Certified | None = None
@@ -251,7 +258,7 @@ class Verification:
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
-        model = opened(self.model)
+        self.opened = model = opened(self.model)
         check_memory(model.network, self.memory)
         self.network, self.groups = groups_of(model.network, self.property)
         self.states = [
@@ -280,7 +287,8 @@ class Verification:
         """The answer to a property all of whose cases are refuted: what the checker says."""
         self.say("proving and checking")
         tree = self.splitter.tree if self.splitter else None
-        found = Refutation(self.network, self.groups, self.rows, tree)
+        branches = self.complete.branches() if self.complete else ()
+        found = Refutation(self.network, self.groups, self.rows, tree, branches)
         try:
             self.certified = certify(
                 model, self.property, found, memory=self.memory, progress=self.say, stop=self._late
@@ -291,9 +299,23 @@ class Verification:
             self.objection = str(error)
             return self.so_far("unknown", f"The checker cannot follow: {error}.")
         except Rejected as error:
+            if error.open and self.complete is not None:
+                return self._search_further(model, error.open)
             self.objection, self.rejected = str(error), True
             return self.so_far("unknown", f"The checker rejects the proof: {error}.")
         return self.so_far()
+
+    def _search_further(self, model: OpenModel, open_: dict[int, np.ndarray]) -> Verdict:
+        """Goes on where bounds in single precision were not good enough for the checker."""
+        assert self.complete is not None
+        self.complete.reopen(open_)
+        for g, group in enumerate(self.groups):
+            for c, number in enumerate(group.numbers):
+                self.states[g].refuted[c] &= number not in open_
+        self._grow_tree()
+        if self.found is None and self._decided() and not self._late():
+            return self._pass_the_gate(model)
+        return self.so_far("timeout", "Time is up.") if self._late() else self.so_far()
 
     def so_far(self, answer: Answer | None = None, reason: str | None = None) -> Verdict:
         """What is known at this moment; `answer` stands unless the property is decided."""
@@ -328,6 +350,8 @@ class Verification:
                 )
         cases.sort(key=lambda one: one.case)
         boxes = self.splitter.seen if self.splitter else 0
+        if self.complete is not None and self.complete.tree is not None:
+            boxes += self.complete.tree.seen
         return Verdict(
             answer,
             self.found,
@@ -352,6 +376,7 @@ class Verification:
                 lambda: self._bound("ibp"),
                 lambda: self._bound("backward"),
                 lambda: self._attack(attack.SECOND),
+                self._search_tree,
                 lambda: self._bound("nonconvex"),
                 lambda: self._bound("optimised"),
                 lambda: self._attack(attack.LAST),
@@ -614,6 +639,51 @@ class Verification:
             for c in np.flatnonzero(~state.refuted):
                 state.how[c] = "splitting"
             state.refuted[:] = True
+
+    # -- splits of neurons -------------------------------------------------------------------------
+
+    def _search_tree(self) -> None:
+        """Refutes the open cases on a tree of splits of neurons, until time is up."""
+        assert self.opened is not None
+        self.say("intervals for splits of neurons")
+        try:
+            self.complete = Complete(
+                self.opened.program, self.groups, [~state.refuted for state in self.states],
+                memory=self.memory, keep=self.check, stop=self._late,
+            )  # fmt: skip
+        except Refused:
+            return  # what the checker does not understand is left to the other methods
+        if not self._late():
+            self._grow_tree()
+
+    def _grow_tree(self) -> None:
+        assert self.complete is not None
+        tree = self.complete.tree
+        if tree is None:
+            return
+        number, next_descent = 0, 1
+        plans = itertools.cycle(attack.LAST)
+        while not tree.done:
+            met = tree.step()
+            number += 1
+            lanes = [(tree.roots[k].group, tree.roots[k].case) for k in met.roots]
+            if number == next_descent and lanes:
+                next_descent *= 3
+                most = attack.lanes_at_once(self.network)
+                worst = np.argsort(met.bounds, kind="stable")[:most]
+                self._descend_from(met.points[worst], [lanes[k] for k in worst])
+                if not self._over():
+                    some = itertools.islice(plans, number // TREE_STEPS_AN_ATTACK)
+                    self._attack(tuple(some), corners=False)
+            self.say(
+                f"splits of neurons: {tree.seen} nodes, {len(tree.stack)} waiting, worst bound "
+                f"{tree.worst:.3g}, {100 * tree.closed:.4g} % refuted"
+            )
+            if self._over():
+                return
+        for root in tree.roots:
+            state = self.states[root.group]
+            state.how[root.case], state.refuted[root.case] = "tree", True
 
     def _watch(self, step, descend: bool) -> None:
         """Looks at the points that the splitter met, and sometimes goes on from the best."""
