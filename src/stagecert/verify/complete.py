@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.nodes import Form
 from stagecert.verify.queries import Group
 from stagecert.verify.tree import Root, Tree
-from stagecert_check.bounds import Facts
+from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.graph import Program
 from stagecert_check.numbers import Arithmetic
 
@@ -17,66 +18,92 @@ from stagecert_check.numbers import Arithmetic
 ROUNDING = 4e-6
 
 
-class Complete:
-    """The search through splits of neurons for the open cases of some groups.
-
-    Raises `stagecert_check.functions.Refused` where the checker cannot bound the network.
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """What the checker derives for the whole box of a group.
 
     Attributes:
-        tree: the search itself; `tree.roots` are the cases.
-        possible: False if a case has no row that could be refuted.
+        box: the ends of the inputs.
+        low, high: intervals of all arguments of activations, side by side.
+        sizes: the largest absolute values of the outputs, then of the inputs.
+        bounds: of every row: a certified lower bound, with the checker's own lines.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        groups: tuple[Group, ...],
-        open_cases: list[np.ndarray],
-        *,
-        memory: float = 1.0,
-        keep: bool = True,
-        stop: Callable[[], bool] = lambda: False,
-    ):
+    box: tuple[np.ndarray, np.ndarray]
+    low: np.ndarray
+    high: np.ndarray
+    sizes: np.ndarray
+    bounds: np.ndarray
+
+
+class Complete:
+    """The search through splits of neurons for the cases of some groups.
+
+    Attributes:
+        tree: the search itself, once it is planted; `tree.roots` are the cases.
+    """
+
+    def __init__(self, program: Program, groups: tuple[Group, ...], *, memory=1.0, keep=True):
         self.program, self.groups = program, groups
-        self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
+        self.memory, self.keep = memory, keep
         self.form = Form(program)
-        roots: list[Root] = []
-        self.possible = True
-        for g, (group, open_) in enumerate(zip(groups, open_cases, strict=True)):
-            if not open_.any() or stop():
-                continue
+        self.tree: Tree | None = None
+        self._wholes: dict[int, Whole] = {}
+        self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
+
+    def whole(self, g: int) -> Whole:
+        """Intervals and bounds over a group's box.
+
+        Raises `stagecert_check.functions.Refused` where the checker cannot bound the network.
+        """
+        if g not in self._wholes:
+            group, program = self.groups[g], self.program
+            ends = group.inputs.lower64, group.inputs.upper64
+            low, high = (np.array(x, float)[None] for x in ends)
             with np.errstate(all="ignore"):
-                facts = self._facts(group)
+                facts = Facts(Arithmetic(), program, low, high).derive()
+                bounds = self._bounds(facts, group.matrix)
+            boxes = [facts.boxes[index] for index in program.activations]
+            lows, highs = (
+                np.concatenate([np.zeros(0), *(pair[k].reshape(-1) for pair in boxes)])
+                for k in (0, 1)
+            )
+            ends = (*program.outputs, *program.inputs)
+            sizes = np.concatenate([facts.magnitude(k).reshape(-1) for k in ends])
+            self._wholes[g] = Whole((low[0], high[0]), lows, highs, sizes, bounds)
+        return self._wholes[g]
+
+    def _bounds(self, facts: Facts, rows: np.ndarray) -> np.ndarray:
+        """Lower bounds of rows of the outputs, then the inputs, in float64."""
+        start: dict[int, np.ndarray] = {}
+        begin = 0
+        for index in (*self.program.outputs, *self.program.inputs):
+            size, shape = self.form.sizes[index], self.program.nodes[index].shape
+            if begin < rows.shape[1]:
+                part = rows[:, begin : begin + size].reshape(-1, *shape)
+                start[index] = start[index] + part if index in start else part
+            begin += size
+        of = np.zeros(len(rows), int)
+        return lower_bounds(facts, of, lambda some: {k: x[some] for k, x in start.items()}, {})
+
+    def plant(self, open_cases: list[np.ndarray], stop: Callable[[], bool]) -> bool:
+        """Makes the tree of all open cases; False if time is up or a case has no row to refute."""
+        roots: list[Root] = []
+        for g, (group, open_) in enumerate(zip(self.groups, open_cases, strict=True)):
             for c in np.flatnonzero(open_):
-                places = group.places[c]
-                if not np.isfinite(group.limits[places]).any():
-                    self.possible = False
-                    continue
-                roots.append(self._root(g, int(c), facts))
-        self.tree = Tree(self.form, roots, memory=memory, keep=keep) if roots else None
+                if stop() or not np.isfinite(group.limits[group.places[c]]).any():
+                    return False
+                roots.append(self._root(g, int(c)))
+        self.tree = Tree(self.form, roots, memory=self.memory, keep=self.keep)
+        return True
 
-    def _facts(self, group: Group) -> Facts:
-        """Intervals as the checker derives them for the group's box."""
-        low, high = (np.array(x, float)[None] for x in (group.inputs.lower64, group.inputs.upper64))
-        return Facts(Arithmetic(), self.program, low, high).derive()
-
-    def _root(self, g: int, c: int, facts: Facts) -> Root:
-        group = self.groups[g]
-        places = group.places[c]
-        ends = [facts.boxes[index] for index in self.program.activations]
-        low, high = (
-            np.concatenate([pair[k].reshape(-1) for pair in ends]) if ends else np.zeros(0)
-            for k in (0, 1)
-        )
-        sizes = np.concatenate(
-            [facts.magnitude(k).reshape(-1) for k in (*self.program.outputs, *self.program.inputs)]
-        )
-        rows, limits = group.matrix[places], group.limits[places]
-        reach = np.abs(rows) @ sizes[: rows.shape[1]] + np.where(
-            np.isfinite(limits), np.abs(limits), 0
-        )
-        box = facts.inputs[0][0], facts.inputs[1][0]
-        return Root(g, c, box, low, high, rows, limits, ROUNDING * float(np.max(reach)))
+    def _root(self, g: int, c: int) -> Root:
+        group, whole = self.groups[g], self.whole(g)
+        rows, limits = (x[group.places[c]] for x in (group.matrix, group.limits))
+        reach = np.abs(rows) @ whole.sizes[: rows.shape[1]]
+        reach += np.where(np.isfinite(limits), np.abs(limits), 0)
+        margin = ROUNDING * float(np.max(reach))
+        return Root(g, c, whole.box, whole.low, whole.high, rows, limits, margin)
 
     def branches(self) -> tuple[Branches, ...]:
         """The finished tree of every root."""

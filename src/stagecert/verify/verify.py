@@ -47,6 +47,9 @@ BOXES = 1024
 STEPS_AN_ATTACK = 6
 # The same for steps of the search through splits of neurons, which take longer.
 TREE_STEPS_AN_ATTACK = 20
+# Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
+# many steps of the tree come before more attacks, which compile.
+SMALL, FIRST_TREE_STEPS = 2500, 30
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -371,12 +374,19 @@ class Verification:
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
             steps.append(self._split)
+        elif self._plantable():
+            first: list[Callable[[], None]] = [
+                lambda: self._bound("ibp"),
+                lambda: self._bound("backward"),
+            ]
+            if self._small():
+                first = [self._bound_by_checker, lambda: self._search_tree(FIRST_TREE_STEPS)]
+            steps += [*first, lambda: self._attack(attack.SECOND), self._search_tree]
         else:
             steps += [
                 lambda: self._bound("ibp"),
                 lambda: self._bound("backward"),
                 lambda: self._attack(attack.SECOND),
-                self._search_tree,
                 lambda: self._bound("nonconvex"),
                 lambda: self._bound("optimised"),
                 lambda: self._attack(attack.LAST),
@@ -495,23 +505,25 @@ class Verification:
         if found is None:
             return
         for k, (g, pick) in enumerate(zip(chosen, picks, strict=True)):
-            group, state = self.groups[g], self.states[g]
             if how == "backward":
-                state.arguments = tuple((low[k], high[k]) for low, high in found.arguments)
-            # Bounds that hold are kept: each is a proof by itself.
-            new = np.where(np.isnan(found.bound[k]), -np.inf, found.bound[k])
-            np.maximum.at(state.bounds, pick, new)
-            passes = np.zeros(len(group.rows), bool)
-            passes[pick] = group.passes(found.bound[k], pick)
-            for c in np.flatnonzero(~state.refuted):
-                rows_that = group.places[c][passes[group.places[c]]]
-                if len(rows_that):
-                    row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
-                    state.how[c], state.row[c] = how, row
-                    state.refuted[c] = True
-                    self.rows[group.numbers[c]] = row
+                self.states[g].arguments = tuple((low[k], high[k]) for low, high in found.arguments)
+            self._note(how, g, pick, found.bound[k])
         if not self._decided() and how != "ibp":
             self._try_minimisers(found.points, chosen)
+
+    def _note(self, how: str, g: int, pick: np.ndarray, bounds: np.ndarray) -> None:
+        """Keeps bounds of some rows of a group: each is a proof by itself."""
+        group, state = self.groups[g], self.states[g]
+        np.maximum.at(state.bounds, pick, np.where(np.isnan(bounds), -np.inf, bounds))
+        passes = np.zeros(len(group.rows), bool)
+        passes[pick] = group.passes(bounds, pick)
+        for c in np.flatnonzero(~state.refuted):
+            rows_that = group.places[c][passes[group.places[c]]]
+            if len(rows_that):
+                row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
+                state.how[c], state.row[c] = how, row
+                state.refuted[c] = True
+                self.rows[group.numbers[c]] = row
 
     def _boxes(self, chosen: list[int]) -> tuple[np.ndarray, np.ndarray]:
         ends = [(self.groups[g].inputs.lower64, self.groups[g].inputs.upper64) for g in chosen]
@@ -642,28 +654,53 @@ class Verification:
 
     # -- splits of neurons -------------------------------------------------------------------------
 
-    def _search_tree(self) -> None:
-        """Refutes the open cases on a tree of splits of neurons, until time is up."""
+    def _plantable(self) -> bool:
+        """Whether there can be a tree: the checker understands the model, and rows have limits."""
         assert self.opened is not None
-        self.say("intervals for splits of neurons")
         try:
-            self.complete = Complete(
-                self.opened.program, self.groups, [~state.refuted for state in self.states],
-                memory=self.memory, keep=self.check, stop=self._late,
-            )  # fmt: skip
+            program = self.opened.program
         except Refused:
-            return  # what the checker does not understand is left to the other methods
-        if not self._late():
-            self._grow_tree()
+            return False
+        self.complete = Complete(program, self.groups, memory=self.memory, keep=self.check)
+        return True
 
-    def _grow_tree(self) -> None:
+    def _small(self) -> bool:
+        assert self.complete is not None
+        return self.complete.form.neurons <= SMALL
+
+    def _bound_by_checker(self) -> None:
+        """Bounds over whole boxes as the checker derives them: nothing has to be compiled."""
+        assert self.complete is not None
+        for g in sorted({g for g, _ in self._open()}):
+            self.say(f"bounding box {g + 1} of {len(self.groups)}: backward")
+            try:
+                bounds = self.complete.whole(g).bounds
+            except Refused:
+                continue
+            self._note("backward", g, np.arange(len(bounds)), bounds)
+            if self._over():
+                return
+
+    def _search_tree(self, steps: int | None = None) -> None:
+        """Refutes the open cases on a tree of splits of neurons, until time is up."""
+        assert self.complete is not None
+        if self.complete.tree is None:
+            self.say("intervals for splits of neurons")
+            open_ = [~state.refuted for state in self.states]
+            try:
+                if not self.complete.plant(open_, self._late):
+                    return
+            except Refused:
+                return
+        self._grow_tree(steps)
+
+    def _grow_tree(self, steps: int | None = None) -> None:
         assert self.complete is not None
         tree = self.complete.tree
-        if tree is None:
-            return
+        assert tree is not None
         number, next_descent = 0, 1
         plans = itertools.cycle(attack.LAST)
-        while not tree.done:
+        while not tree.done and number != steps:
             met = tree.step()
             number += 1
             lanes = [(tree.roots[k].group, tree.roots[k].case) for k in met.roots]
@@ -681,7 +718,7 @@ class Verification:
             )
             if self._over():
                 return
-        for root in tree.roots:
+        for root in tree.roots if tree.done else ():
             state = self.states[root.group]
             state.how[root.case], state.refuted[root.case] = "tree", True
 
