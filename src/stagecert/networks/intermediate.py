@@ -17,10 +17,10 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks.intervals import interval_bounds, segment_interval
-from stagecert.networks.operations import Conv, MatMul, Reduce, Sum, WindowSum
 from stagecert.networks.regions import Regions
 from stagecert.networks.relaxation import Layer, Segment, Split
-from stagecert.networks.search import backward_bounds, hints, relax, search
+from stagecert.networks.search import CACHED_NUMBERS, backward_bounds, hints, relax, search
+from stagecert.networks.stepwise import Passes, exact
 from stagecert.solvers import Damped
 
 KINDS = ("ibp", "backward", "optimised")
@@ -99,17 +99,31 @@ def enclose(parts: Split, regions: Regions, how: Intermediate, memory: float, sh
         return _given(parts, regions, how.given)
     if how.kind == "ibp":
         return _all_intervals(parts, regions.boxes)
+    if how.kind == "backward":
+        width = rows_at_once(parts, regions.shapes, memory)
+        passes = Passes(parts, regions, width, share=lambda done, size: show("layers", done, size))
+        return passes.arguments
     arguments: tuple = ()
     for index, layer in enumerate(parts.layers):
         before = parts.layers[:index]
         low, high = _interval(before, layer.segment, regions.boxes, arguments)
-        if not (index == 0 and regions.boxed and _exact(layer.segment)):
+        if not (index == 0 and regions.boxed and exact(layer.segment)):
             low, high = _refined(
                 before, layer, regions, arguments, (low, high), how, memory,
                 lambda done, size, k=index: show(f"layer {k + 1}", done, size),
             )  # fmt: skip
         arguments = (*arguments, (low, high))
     return arguments
+
+
+def rows_at_once(parts: Split, shapes, memory: float) -> int:
+    """How many rows go back through a whole network at a time: a power of two."""
+    entries = sum(math.prod(layer.shape) for layer in parts.layers)
+    entries = max(entries + 2 * sum(map(math.prod, shapes)), 1)
+    rows = int(memory * 2**30 / (8 * 32 * entries))
+    if jax.default_backend() == "cpu":  # larger arrays fall out of the caches
+        rows = min(rows, max(2 * CACHED_NUMBERS // entries, 16))
+    return _floor_power(min(rows, 4096))
 
 
 def _given(parts: Split, regions: Regions, given: tuple) -> tuple:
@@ -141,12 +155,6 @@ def _shapes_of_arguments(parts: Split, boxes):
         return tuple(layer.segment(inputs, blocks) for layer in parts.layers)
 
     return jax.vmap(one)(boxes)
-
-
-def _exact(segment: Segment) -> bool:
-    """Whether intervals of a box lose nothing: at most one node adds entries up."""
-    mixing = (MatMul, Conv, Sum, Reduce, WindowSum)
-    return sum(isinstance(node.operation, mixing) for node in segment.nodes) <= 1
 
 
 @eqx.filter_jit
