@@ -365,10 +365,11 @@ class Planner:
     Args:
         layers: with segments as the network has them.
         inputs: the inputs' shapes.
+        boxed: whether the inputs are in boxes: parts of other sets are not sets of their kind.
     """
 
-    def __init__(self, layers: Sequence[Layer], inputs: Sequence[Shape]):
-        self.layers = layers
+    def __init__(self, layers: Sequence[Layer], inputs: Sequence[Shape], boxed: bool):
+        self.layers, self.boxed = layers, boxed
         self.shapes: dict[Source, Shape] = {(True, k): tuple(s) for k, s in enumerate(inputs)}
         self.shapes |= {(False, k): tuple(layer.shape) for k, layer in enumerate(layers)}
         self.inputs = len(inputs)
@@ -377,8 +378,13 @@ class Planner:
         """The shapes of what a segment reads."""
         return tuple(self.shapes[source] for source in segment.sources)
 
-    def plan(self, segment: Segment, shape: Shape) -> Plan:
-        """The cheapest plan for entries of a segment's output, which has this shape."""
+    def plan(self, segment: Segment, shape: Shape, windows: bool = True) -> Plan:
+        """The cheapest plan for entries of a segment's output, which has this shape.
+
+        Without `windows`, all arrays are whole.
+        """
+        if not windows:
+            return self._plan(segment, whole(shape))
         rank = len(shape)
         # Which axes are space is not written anywhere: behind the channels, and not those that a
         # maximum is taken over.
@@ -424,6 +430,8 @@ class Planner:
 
     def _final(self, source: Source, wanted: list[Window]) -> Window:
         shape = self.shapes[source]
+        if source[0] and not self.boxed:
+            return whole(shape)
         return _worthwhile(joined(wanted, shape), shape)
 
 
