@@ -196,12 +196,10 @@ def set_up_jax() -> None:
     """Single precision by default, and compiled functions kept between runs."""
     import jax
 
+    from stagecert.compiling import keep_programs
+
     jax.config.update("jax_enable_x64", False)
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "stagecert" / "jax"))
-    # There are many small programs, one for each kind of layer.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    keep_programs()
 
 
 def _written(path: Path, certificate: bytes) -> Path | None:

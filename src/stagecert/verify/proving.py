@@ -20,17 +20,17 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.regions import regions_of
+from stagecert.networks.regions import Regions, regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import hints, proposed_lines, relax, search
+from stagecert.networks.search import proposed_lines, relax, search
+from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
-from stagecert.solvers import Damped
 from stagecert.verify.branches import Branches
 from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Rows, Slopes, packed
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, for_users, groups_of
-from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
+from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible, rows_at_once
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker, Report, Task
@@ -423,43 +423,39 @@ class _Prover:
         with jax.enable_x64(True):
             return as_arrays(split(self.network), jnp.float64)
 
-    def search(self, low, high, arguments, rows, goals, steps: int, of: int | None = None) -> list:
-        """Slopes (rows, *shape) of every layer for rows on one box, with given intervals.
-
-        `of` says which layer's argument the rows combine; None: they combine the outputs.
-        """
+    def search(self, low, high, arguments, rows, goals, steps: int) -> list:
+        """Slopes (rows, *shape) of every layer for rows on one box, with given intervals."""
         # A power of two, so that fewer sizes are compiled; the first row fills up the others.
         count = 1 << (len(rows) - 1).bit_length()
         fill = np.concatenate([np.arange(len(rows)), np.zeros(count - len(rows), int)])
         layers, last = self.parts.layers, self.parts.last
-        if of is not None:
-            layers, last = layers[:of], self.parts.layers[of].segment
-        options: dict[str, Any] = {"max_iterations": steps}
-        if of is not None:
-            options["solvers"] = (Damped(hints=hints, patience=steps + 1),)
         with jax.enable_x64(True):
-            regions = regions_of(
-                self.network, for_users(self.network, low), for_users(self.network, high), None
-            )
-            given = tuple((jnp.asarray(a), jnp.asarray(b)) for a, b in arguments[: len(layers)])
+            regions = self.regions(low, high)
+            given = tuple((jnp.asarray(a), jnp.asarray(b)) for a, b in arguments)
             relaxed = relax(layers, last, regions.boxes, given)
             objectives = jnp.asarray(rows[fill][None])
             kept: list = []
             with jax.enable_x64(False):
                 search(
-                    layers, last, relaxed, regions.sets, objectives,
-                    target=None if goals is None else goals[fill], atol=1e-9, rtol=1e-4,
-                    keep=kept.append, **options,
+                    layers, last, relaxed, regions.sets, objectives, target=goals[fill],
+                    atol=1e-9, rtol=1e-4, keep=kept.append, max_iterations=steps,
                 )  # fmt: skip
             lines = _proposed(layers, relaxed, kept[-1])
+        return self.held([(line.low_slope[: len(rows)], line.high_slope[: len(rows)])
+                          for line in lines], arguments)  # fmt: skip
+
+    def regions(self, low, high) -> Regions:
+        """One box, as the network's inputs."""
+        return regions_of(
+            self.network, for_users(self.network, low), for_users(self.network, high), None
+        )
+
+    def held(self, slopes, arguments) -> list[Slopes]:
+        """Slopes of the first layers as a certificate holds them, for arguments in given boxes."""
+        operations = [self.checker.program.nodes[k].operation for k in self.checker.activations]
         return [
-            _slopes(operation, line.low_slope, line.high_slope, len(rows), box)
-            for line, operation, box in zip(
-                lines,
-                [self.checker.program.nodes[k].operation for k in self.checker.activations],
-                arguments,
-                strict=False,
-            )
+            _slopes(operation, *pair, box)
+            for pair, operation, box in zip(slopes, operations, arguments, strict=False)
         ]
 
 
@@ -483,23 +479,22 @@ class _Tightener:
         entries = np.flatnonzero(function.bent(*ends))  # type: ignore
         if place == 0 or not len(entries):
             return
-        shape = facts.low[argument].shape[1:]
-        rows = np.zeros((2 * len(entries), math.prod(shape)))
+        arguments = [facts.boxes[k] for k in checker.activations[:place]]
+        prover = self.prover
+        with jax.enable_x64(True):
+            passes = Passes.on(
+                prover.parts, prover.regions(self.low, self.high),
+                rows_at_once(prover.parts, prover.memory), arguments,
+            )  # fmt: skip
+            # Layer by layer, both ends of each entry; the certificate has all lower ends first.
+            found = passes.slopes(place, entries, 3, prover.look_at_the_clock)
+        found = [tuple(np.concatenate([x[:, 0], x[:, 1]]) for x in pair) for pair in found]
+        slopes = tuple(
+            tuple(None if x is None else x.astype("<f2") for x in pair)
+            for pair in prover.held(found, arguments)
+        )
         both = np.concatenate([entries, entries])
         sides = np.repeat([1, -1], len(entries))
-        rows[np.arange(len(rows)), both] = sides
-        arguments = [facts.boxes[k] for k in checker.activations[:place]]
-        at_once = max(int(self.prover.memory * 2**24 / max(rows.shape[1], 1)) // 16, 16)
-        found = []
-        for begin in range(0, len(rows), at_once):
-            self.prover.look_at_the_clock()
-            some = rows[begin : begin + at_once].reshape(-1, *shape)
-            found.append(self.prover.search(self.low, self.high, arguments, some, None, 3, place))
-        slopes = tuple(
-            tuple(None if x[0] is None else np.concatenate(x).astype("<f2")
-                  for x in zip(*layer, strict=True))
-            for layer in zip(*found, strict=True)
-        )  # fmt: skip
         self.boxes[-1] = Rows(both.astype("<i4"), sides.astype("<i4"), slopes)  # type: ignore
         held = Arrays()
         none = (None,) * len(checker.activations)
@@ -519,9 +514,9 @@ def _double(x):
     return x.astype(jnp.float64)
 
 
-def _slopes(operation, low, high, count: int, box) -> Slopes:
+def _slopes(operation, low, high, box) -> Slopes:
     """Slopes as a certificate holds them."""
-    low, high = np.asarray(low, float)[:count], np.asarray(high, float)[:count]
+    low, high = np.asarray(low, float), np.asarray(high, float)
     if operation.kind == "relu":
         # Single precision is precise enough, and the chord above needs no slope.
         low = np.where(operation.bent(*box), low, box[0] >= 0)
