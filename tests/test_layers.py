@@ -15,9 +15,9 @@ SOURCES = Path(__file__).parent.parent / "src"
 # A part, its modules (names below `stagecert`; a package has all that is in it), the parts that it
 # may import besides itself, and the packages from elsewhere that it may import.
 LAYERS = [
-    ("basics",     "errors files tree codes machine html compiling",
+    ("basics",     "errors files tree codes machine charts pictures html compiling",
                    "",
-                   "jax matplotlib"),
+                   "jax matplotlib numpy"),
     # In order: a module imports only modules that come before it.
     ("core",       "jaxprs evidence sets inside pieces problem enclosure reformulation certificate "
                    "degeneracy solvers solution validate check curvature batch assumptions lanes "
@@ -52,7 +52,7 @@ LAYERS = [
     # What decides.
     ("sweeps",     "sweeps",
                    "basics",
-                   "jax matplotlib numpy ray"),
+                   "jax numpy ray"),
     ("verify",     "verify",
                    "basics core networks properties checker sweeps",
                    "equinox jax numpy onnx onnxruntime"),

@@ -97,7 +97,7 @@ def test_counterexamples_replay_and_lie_in_the_exact_box(done, data, run):
     eps = Fraction(EPS)
     for row, point in zip(attacked, points, strict=True):
         outputs = run(point[None])
-        assert np.argmax(outputs) != row["label"]
+        assert np.argmax(outputs) == row["becomes"] != row["label"]
         assert row["attack"] == pytest.approx(smallest_margin(outputs, row["label"]), abs=1e-5)
         for x, y in zip(data[0][row["index"]].flat, point.flat, strict=True):
             assert abs(Fraction(float(x)) - Fraction(float(y))) <= eps

@@ -1,6 +1,7 @@
 """`robust`: for each image of a data set, whether small changes of its pixels change the class."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -72,6 +73,8 @@ def robust(
         check=check, restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
     )  # fmt: skip
     table.check_format(format)
+    if run.warning:
+        warnings.warn(run.warning, stacklevel=2)
     with run.store(out) as store:
         run.run(store, progress, engine=engine)
         if out is not None:
@@ -124,6 +127,8 @@ class Robustness:
             classifier.must_be_covered()
         data = data_set(images, labels, classifier.shape, classifier.classes)
         how.check(data.images)
+        # What the caller is to be told, though the run goes on.
+        self.warning = how.warning(data.images)
         self.batch = batch or largest_batch(classifier.network, memory)
         count = min(len(data), limit or len(data))
         self.items = [Item(place, _key(place, data)) for place in range(count)]
@@ -144,8 +149,9 @@ class Robustness:
             "batch": self.batch,
             "memory": memory,
         }
+        self.data = DataSet(data.images[:count], data.labels[:count])
         self._work = Images(
-            classifier, model, DataSet(data.images[:count], data.labels[:count]), how,
+            classifier, model, self.data, how,
             {"method": method, "check": check, "restarts": restarts, "seed": seed,
              "memory": memory, "batch": self.batch},
         )  # fmt: skip

@@ -24,6 +24,7 @@ COLUMNS = {
     "attacked": bool,
     "certified": bool,
     "checked": bool,
+    "becomes": int,
     "method": str,
     "bound": float,
     "attack": float,

@@ -40,6 +40,7 @@ class Finding:
         attacked: whether there is a counterexample, which ONNX Runtime confirmed.
         certified: whether it is proven that there is none.
         checked: whether the checker has accepted the proof.
+        becomes: the class that ONNX Runtime gives to the counterexample.
         method: what proved it.
         bound: a certified lower bound on the smallest margin (label minus any other class) over
             the box; None if none was computed.
@@ -55,6 +56,7 @@ class Finding:
     attacked: bool = False
     certified: bool = False
     checked: bool = False
+    becomes: int | None = None
     method: str | None = None
     bound: float | None = None
     attack: float | None = None
@@ -263,6 +265,7 @@ class Work:
             found.attack = min(found.attack, _margin(outputs, found.label))
             if np.argmax(outputs) != found.label:
                 found.status, found.attacked, case.point = "attacked", True, point
+                found.becomes = int(np.argmax(outputs))
 
     # -- bounds -----------------------------------------------------------------------------------
 
