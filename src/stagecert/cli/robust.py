@@ -76,8 +76,8 @@ def robust(
         from stagecert.robust import Robustness
         from stagecert.robust.data import load
         from stagecert.robust.report import folder_of, report_of_radii, report_of_robust
-        from stagecert.robust.table import check_format
         from stagecert.sweeps import Store
+        from stagecert.sweeps.tables import check_format
 
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             use_compilation_cache()

@@ -15,6 +15,7 @@ from stagecert.robust.data import DataSet, data_set, number
 from stagecert.robust.images import Images
 from stagecert.robust.work import METHODS, Classifier, largest_batch
 from stagecert.sweeps import Item, Row, Store
+from stagecert.sweeps.tables import Format, check_format
 
 
 def robust(
@@ -34,7 +35,7 @@ def robust(
     limit: int | None = None,
     batch: int | None = None,
     memory: float = 1.0,
-    format: table.Format = "csv",
+    format: Format = "csv",
     engine: sweeps.Engine | None = None,
     progress: Callable[[list[Row]], None] | None = None,
 ) -> table.Report:
@@ -72,7 +73,7 @@ def robust(
         model, images, labels, eps, clip=clip, mean=mean, std=std, method=method,
         check=check, restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
     )  # fmt: skip
-    table.check_format(format)
+    check_format(format)
     if run.warning:
         warnings.warn(run.warning, stacklevel=2)
     with run.store(out) as store:
