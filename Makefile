@@ -58,12 +58,18 @@ pictures: $(VENV)/.installed-test
 dist: $(VENV)/.installed-dist
 	rm -rf dist build
 	$(PY) -m build --outdir dist .
+	$(PY) -m build --wheel --outdir dist checker
 	$(PY) -m venv build/empty
-	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/stagecert-*.whl
 	build/empty/bin/stagecert --version
 	build/empty/bin/stagecert demo --out build/demo
 	for proof in build/demo/*.cert; do \
 	  build/empty/bin/stagecert check build/demo/digits.onnx "$${proof%.cert}.vnnlib" "$$proof" || exit 1; \
+	done
+	$(PY) -m venv build/sceptic
+	build/sceptic/bin/python -m pip install --quiet --disable-pip-version-check dist/stagecert_check-*.whl
+	for proof in build/demo/*.cert; do \
+	  build/sceptic/bin/stagecert-check build/demo/digits.onnx "$${proof%.cert}.vnnlib" "$$proof" || exit 1; \
 	done
 	@ls -l dist
 

@@ -13,8 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import stagecert
-from stagecert import properties
-from stagecert.rigor import check
+from stagecert_check import check, properties
 
 ROOT = Path(__file__).parent.parent
 DIGITS = Path(stagecert.__file__).parent / "digits"

@@ -29,16 +29,16 @@ from benchmarks.fuzz import network_exact
 from benchmarks.fuzz.exact import PRECISION, number, surely_greater
 from benchmarks.fuzz.graphs import Graph
 from benchmarks.fuzz.runtime import Runtime
-from stagecert import networks, properties
+from stagecert import networks
 from stagecert.errors import Disagreement, ProblemError
 from stagecert.networks.bounds import Method
-from stagecert.rigor import check, checker
-from stagecert.rigor import graph as rigor_graph
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.numbers import Arithmetic
 from stagecert.verify import certificates, verify
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import NotCovered, OutOfTime, Rejected, certify
+from stagecert_check import check, checker, properties
+from stagecert_check import graph as rigor_graph
+from stagecert_check.functions import Refused
+from stagecert_check.numbers import Arithmetic
 
 ROWS = 6
 _ROOT = Path(__file__).parents[2]

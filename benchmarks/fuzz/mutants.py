@@ -16,9 +16,9 @@ import numpy as np
 
 from stagecert.networks import enclosures, onnx, onnx_arithmetic
 from stagecert.networks.onnx_nodes import CONVERTERS
-from stagecert.rigor import bounds, checker, functions, linear, numbers
-from stagecert.rigor import graph as rigor_graph
-from stagecert.rigor.graph import HANDLERS
+from stagecert_check import bounds, checker, functions, linear, numbers
+from stagecert_check import graph as rigor_graph
+from stagecert_check.graph import HANDLERS
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def try_vnnlib(data: bytes, rng: random.Random, folder: Path) -> None:
     """Reads a property and looks at its cases."""
     import numpy as np
 
-    from stagecert import properties
+    from stagecert_check import properties
 
     del rng, folder
     for case in properties.load(data).cases[:100]:

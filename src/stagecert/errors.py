@@ -1,8 +1,8 @@
 """The exception types of the package."""
 
+from stagecert_check.errors import ProblemError
 
-class ProblemError(ValueError):
-    """Bad input, found before any work: says what is wrong, where, and what to do about it."""
+__all__ = ["Disagreement", "ProblemError"]
 
 
 class Disagreement(ProblemError):

@@ -8,7 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.fuzz import onnx_models, runner, vnnlib_files
-from stagecert import networks, properties
+from stagecert import networks
+from stagecert_check import properties
 
 
 @pytest.mark.parametrize("kind", ["onnx", "vnnlib"])

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagecert.errors import ProblemError
-from stagecert.properties import PropertyError, load
-from stagecert.properties.normal import ceil64, floor64
-from stagecert.properties.reader import MAX_DEPTH
+from stagecert_check.properties import PropertyError, load
+from stagecert_check.properties.normal import ceil64, floor64
+from stagecert_check.properties.reader import MAX_DEPTH
 
 OLD = "".join(f"(declare-const {v}_{i} Real)\n" for v in "XY" for i in range(2))
 OLD_BOX = "".join(f"(assert (>= X_{i} -1))\n(assert (<= X_{i} 1))\n" for i in range(2))

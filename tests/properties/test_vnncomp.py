@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagecert.properties import PropertyError, load
+from stagecert_check.properties import PropertyError, load
 
 DATA = Path(os.environ.get("STAGECERT_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ROOT = DATA / "vnncomp"

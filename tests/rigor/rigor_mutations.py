@@ -29,10 +29,10 @@ import rigor_exact
 import rigor_models as models
 from onnx import numpy_helper
 
-from stagecert import ProblemError, properties
-from stagecert.rigor import check
+from stagecert import ProblemError
 from stagecert.verify import certificates
 from stagecert.verify.proving import proof_of
+from stagecert_check import check, properties
 
 
 class Base:

@@ -24,9 +24,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from stagecert import networks
 from stagecert.networks import bounds
-from stagecert.rigor import graph, operators  # noqa: F401  (operators registers itself)
-from stagecert.rigor.bounds import Facts, lower_bounds
-from stagecert.rigor.numbers import Arithmetic
+from stagecert_check import graph, operators  # noqa: F401  (operators registers itself)
+from stagecert_check.bounds import Facts, lower_bounds
+from stagecert_check.numbers import Arithmetic
 
 SIZES = ((2, 4, 2), (2, 6, 3), (2, 5, 4, 2), (2, 4, 4, 4, 2))
 METHODS = ("ibp", "backward", "nonconvex")

@@ -17,15 +17,15 @@ import rigor_exact
 import rigor_models as models
 from typer.testing import CliRunner
 
-from stagecert import ProblemError, networks, properties
+from stagecert import ProblemError, networks
 from stagecert.cli import app
-from stagecert.rigor import check, graph
-from stagecert.rigor.bounds import Facts
-from stagecert.rigor.numbers import Arithmetic
 from stagecert.verify import certificates
 from stagecert.verify.proving import Refutation, proof_of
 from stagecert.verify.queries import groups_of
 from stagecert.verify.splitting import Tree
+from stagecert_check import check, graph, properties
+from stagecert_check.bounds import Facts
+from stagecert_check.numbers import Arithmetic
 
 
 class Files:
@@ -338,25 +338,49 @@ def test_rows_that_refute_a_case_together(tmp_path):
 
 def test_nothing_of_the_search_is_imported(proven):
     script = f"""
-        import importlib.machinery, sys, types
-        import numpy  # before the door closes
-        package = types.ModuleType("stagecert")  # without the library's own __init__
-        package.__path__ = [{str(next(iter(__import__("stagecert").__path__)))!r}]
-        sys.modules["stagecert"] = package
-        from stagecert.rigor import check
-        print(check(*{[str(path) for path in proven.paths]!r}).accepted)
-        print(sorted(m for m in sys.modules if m.startswith("stagecert.")))
-        bad = ("jax", "jaxlib", "equinox", "stagecert.networks", "stagecert.solvers",
-               "stagecert.verify", "stagecert.certificate", "scipy")
-        print([m for m in sys.modules if m in bad])
+        import sys
+        from stagecert_check.command import main
+        assert main({[str(path) for path in proven.paths]!r}) == 0
+        ours = {{"stagecert", "jax", "jaxlib", "equinox", "scipy", "onnxruntime"}}
+        print(sorted(ours & {{name.split(".")[0] for name in sys.modules}}))
     """
     out = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert out[0] == "True"
-    assert out[2] == "[]"
-    allowed = ("stagecert.rigor", "stagecert.properties", "stagecert.errors")
-    assert all(m.startswith(allowed) for m in eval(out[1]))
+    assert out[0].startswith("accepted")
+    assert out[1] == "[]"
+
+
+def test_reading_a_property_needs_neither_onnx_nor_flint():
+    script = """
+        import sys
+        from stagecert_check import properties
+        from stagecert_check.errors import ProblemError
+        print([name for name in ("onnx", "flint", "stagecert") if name in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_command_of_the_checker(proven, tmp_path):
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "stagecert_check", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+        )
+
+    done = run(*proven.paths, "--exact")
+    assert done.returncode == 0
+    assert done.stdout.startswith("accepted")
+    other = tmp_path / "other.vnnlib"
+    other.write_text(proven.text + "; another\n")
+    done = run(proven.paths[0], other, proven.paths[2])
+    assert done.returncode == 1
+    assert "another property" in done.stdout
+    assert run(*proven.paths[:2], tmp_path / "none").returncode == 2
 
 
 def test_command(proven, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 import scipy.special
 from flint import arb, ctx
 
-from stagecert.rigor import functions, tables
-from stagecert.rigor.functions import activation_of
+from stagecert_check import functions, tables
+from stagecert_check.functions import activation_of
 
 
 def _sigmoid(x):

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import rigor_models as models
 
-from stagecert import ProblemError, properties
-from stagecert.rigor import certificate as format_
-from stagecert.rigor import check, checker, graph
-from stagecert.rigor.bounds import Facts
-from stagecert.rigor.certificate import Certificate
-from stagecert.rigor.checker import Checker, Task
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.numbers import Arithmetic
+from stagecert import ProblemError
+from stagecert_check import certificate as format_
+from stagecert_check import check, checker, graph, properties
+from stagecert_check.bounds import Facts
+from stagecert_check.certificate import Certificate
+from stagecert_check.checker import Checker, Task
+from stagecert_check.functions import Refused
+from stagecert_check.numbers import Arithmetic
 
 
 class Small:

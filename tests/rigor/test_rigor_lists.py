@@ -5,9 +5,9 @@ import rigor_catalogue as catalogue
 
 from stagecert.errors import ProblemError
 from stagecert.networks import onnx as importer
-from stagecert.rigor import graph, operators  # noqa: F401  (operators registers itself)
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.numbers import Arithmetic
+from stagecert_check import graph, operators  # noqa: F401  (operators registers itself)
+from stagecert_check.functions import Refused
+from stagecert_check.numbers import Arithmetic
 
 ENTRIES = [*catalogue.READ, *catalogue.REFUSED]
 

@@ -5,11 +5,11 @@ import pytest
 import rigor_catalogue as catalogue
 import rigor_models as models
 
-from stagecert.rigor import graph, operators
-from stagecert.rigor.bounds import Facts
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.linear import Linear
-from stagecert.rigor.numbers import Arithmetic
+from stagecert_check import graph, operators
+from stagecert_check.bounds import Facts
+from stagecert_check.functions import Refused
+from stagecert_check.linear import Linear
+from stagecert_check.numbers import Arithmetic
 
 
 def _ids(entries):

@@ -13,12 +13,12 @@ from onnx import TensorProto, numpy_helper
 from onnx import helper as h
 
 from stagecert.errors import ProblemError
-from stagecert.rigor import check, constants, external, graph
-from stagecert.rigor.bounds import Facts
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.numbers import EPS, Arithmetic
 from stagecert.verify import certificates
 from stagecert.verify.proving import proof_of
+from stagecert_check import check, constants, external, graph
+from stagecert_check.bounds import Facts
+from stagecert_check.functions import Refused
+from stagecert_check.numbers import EPS, Arithmetic
 
 
 def _single(x) -> Fraction:

@@ -5,12 +5,12 @@ import pytest
 from exact import dense, random_layers, vnnlib
 from onnx import TensorProto, helper, numpy_helper
 
-from stagecert import properties
 from stagecert.errors import Disagreement
 from stagecert.networks.onnx import CONVERTERS
 from stagecert.verify import agreement
 from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import groups_of
+from stagecert_check import properties
 
 
 def checked(model, size=2, outputs=3, low: float = -1, high: float = 1) -> None:

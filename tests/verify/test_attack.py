@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from exact import dense, random_layers, vnnlib
 
-from stagecert import networks, properties
+from stagecert import networks
 from stagecert.verify import attack
 from stagecert.verify.queries import groups_of
+from stagecert_check import properties
 
 
 def problem(model, low, high, formula, outputs):

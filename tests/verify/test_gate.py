@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 from exact import dense, random_layers, smallest_violation, vnnlib
 
-from stagecert import properties
 from stagecert.errors import ProblemError
 from stagecert.networks import onnx, onnx_nodes  # noqa: F401  (onnx registers operators)
 from stagecert.networks import operations as op
 from stagecert.networks.graph import Builder
-from stagecert.rigor import check, graph
 from stagecert.robust import robust
 from stagecert.robust.work import Work
 from stagecert.verify import Verification, agreement, proving, verify
 from stagecert.verify.replay import Replay
+from stagecert_check import check, graph, properties
 
 LOW, HIGH = (-1, -1), (1, 1)
 

@@ -7,13 +7,14 @@ import pytest
 from exact import dense, random_layers, vnnlib
 from onnx import TensorProto, helper, numpy_helper
 
-from stagecert import networks, properties
+from stagecert import networks
 from stagecert.errors import ProblemError
-from stagecert.properties import Row
 from stagecert.verify import Verification, verify
 from stagecert.verify.queries import groups_of
 from stagecert.verify.sizes import needed
 from stagecert.verify.splitting import Splitter
+from stagecert_check import properties
+from stagecert_check.properties import Row
 
 
 def disjunction(branches: int, rows: int = 1, limit: float = 0.0) -> str:

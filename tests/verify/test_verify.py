@@ -9,12 +9,12 @@ import onnxruntime
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
-from stagecert import properties
 from stagecert.errors import ProblemError
 from stagecert.networks import load
 from stagecert.verify import Verification, verify
 from stagecert.verify.queries import groups_of
 from stagecert.verify.replay import Float32Box, Replay
+from stagecert_check import properties
 
 LOW, HIGH = (-1, -1), (1, 1)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagecert import properties
 from stagecert.verify import verify
+from stagecert_check import properties
 
 DATA = Path(os.environ.get("STAGECERT_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ROOT = DATA / "vnncomp"

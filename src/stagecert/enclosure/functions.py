@@ -19,7 +19,7 @@ For e != 0, |log m| is at most 1.01 times the result, and three more roundings a
 7.2 u; again 8 u is charged. log1p takes f = x / (2 + x) for small x, expm1 the polynomial q_1
 times x.
 
-Arb's results are balls that enclose the true ones; it is trusted, as it is by stagecert.rigor.
+Arb's results are balls that enclose the true ones; it is trusted, as it is by stagecert_check.
 """
 
 import math

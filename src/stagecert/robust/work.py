@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from stagecert import networks, properties
+from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.relaxation import split
-from stagecert.rigor.functions import Refused
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import attack
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
+from stagecert_check import properties
+from stagecert_check.functions import Refused
 
 METHODS = ("ibp", "backward", "nonconvex", "optimised")
 # The attack aims at this many classes at most: those that come nearest on the image itself.

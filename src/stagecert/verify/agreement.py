@@ -22,13 +22,13 @@ from stagecert import networks
 from stagecert.errors import Disagreement, ProblemError
 from stagecert.networks import Network
 from stagecert.problem import as_arrays
-from stagecert.rigor.bounds import Facts
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.numbers import Arithmetic
 from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import Group, shaped
 from stagecert.verify.runtime import Session
 from stagecert.verify.sizes import values_of
+from stagecert_check.bounds import Facts
+from stagecert_check.functions import Refused
+from stagecert_check.numbers import Arithmetic
 
 # Boxes that are looked at, and random points in each.
 BOXES, RANDOM = 4, 3

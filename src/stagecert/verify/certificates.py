@@ -16,7 +16,7 @@ import numpy as np
 
 import stagecert
 from stagecert.files import write_whole
-from stagecert.rigor import certificate as format_
+from stagecert_check import certificate as format_
 
 Slopes = tuple[np.ndarray | None, np.ndarray | None]
 

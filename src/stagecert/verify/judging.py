@@ -206,7 +206,7 @@ class _Judge:
         return self.models[wanted]
 
     def _property(self, instance: Instance, wanted: str | None):
-        from stagecert import properties
+        from stagecert_check import properties
 
         path = instance.property_path
         if wanted is None or wanted not in self.properties:

@@ -6,9 +6,9 @@ from pathlib import Path
 import onnx
 
 from stagecert import networks
-from stagecert.rigor import external, graph
-from stagecert.rigor.numbers import Arithmetic
 from stagecert.verify.runtime import RUNTIME, Session
+from stagecert_check import external, graph
+from stagecert_check.numbers import Arithmetic
 
 
 class OpenModel:

@@ -24,16 +24,16 @@ from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
 from stagecert.networks.search import hints, proposed_lines, relax, search
 from stagecert.problem import as_arrays
-from stagecert.properties import Property
-from stagecert.rigor.bounds import Facts
-from stagecert.rigor.certificate import Certificate
-from stagecert.rigor.checker import Checker, Report, Task
-from stagecert.rigor.functions import Refused
 from stagecert.solvers import Damped
 from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Rows, Slopes, packed
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
+from stagecert_check.bounds import Facts
+from stagecert_check.certificate import Certificate
+from stagecert_check.checker import Checker, Report, Task
+from stagecert_check.functions import Refused
+from stagecert_check.properties import Property
 
 # How often a box that the checker cannot decide is halved, and how many boxes that may make: so
 # many, and so many for each box of the search. Where the search is wrong, all halves stay open.
@@ -147,7 +147,7 @@ def proof_of(model, property, found: Refutation | None = None, *, memory: float 
     Raises:
         NotCovered, Rejected: see `certify`.
     """
-    from stagecert import properties
+    from stagecert_check import properties
 
     model = opened(model)
     wanted = property if isinstance(property, Property) else properties.load(property)

@@ -15,7 +15,7 @@ import numpy as np
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.networks.bounds import bound
-from stagecert.properties import InputSet, Property, Row
+from stagecert_check.properties import InputSet, Property, Row
 
 
 @dataclass(frozen=True)

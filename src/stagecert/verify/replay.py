@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from stagecert.properties import Case, InputSet, Property
 from stagecert.verify.runtime import Session
+from stagecert_check.properties import Case, InputSet, Property
 
 # How far outside its box an input may lie, relative where it is larger than one, and only if the
 # box holds no float32 at all in some coordinate.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert import networks, properties
+from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
@@ -34,6 +34,7 @@ from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter, rows_at_once
+from stagecert_check import properties
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
 

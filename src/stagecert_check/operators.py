@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from stagecert.rigor import (
+from stagecert_check import (
     linear,
     moves,  # noqa: F401  (these two register their operators)
     patterns,
     windows,  # noqa: F401
 )
-from stagecert.rigor.constants import balls, gemm, larger, settled
-from stagecert.rigor.functions import Refused, Value, activation_of, maximum
-from stagecert.rigor.graph import Call, Part, handles
+from stagecert_check.constants import balls, gemm, larger, settled
+from stagecert_check.functions import Refused, Value, activation_of, maximum
+from stagecert_check.graph import Call, Part, handles
 
 # -- sums and products -----------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from stagecert.rigor import linear
-from stagecert.rigor.constants import balls
-from stagecert.rigor.functions import Refused, Value, maximum
-from stagecert.rigor.graph import Call, handles
+from stagecert_check import linear
+from stagecert_check.constants import balls
+from stagecert_check.functions import Refused, Value, maximum
+from stagecert_check.graph import Call, handles
 
 
 def _window(call: Call, x: Value, kernel):

@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from stagecert.properties.errors import PropertyError
-from stagecert.properties.model import Case, InputSet, Property, Row, entry_name
-from stagecert.properties.reader import (
+from stagecert_check.properties.errors import PropertyError
+from stagecert_check.properties.model import Case, InputSet, Property, Row, entry_name
+from stagecert_check.properties.reader import (
     HIDDEN,
     MAX_BITS,
     OUTPUT,

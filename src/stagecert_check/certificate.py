@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from stagecert.errors import ProblemError
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.numbers import LARGEST
+from stagecert_check.errors import ProblemError
+from stagecert_check.functions import Refused
+from stagecert_check.numbers import LARGEST
 
 FORMAT = "stagecert certificate"
 VERSION = 1

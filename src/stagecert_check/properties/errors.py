@@ -1,6 +1,6 @@
 """What is wrong with a property file, and where."""
 
-from stagecert.errors import ProblemError
+from stagecert_check.errors import ProblemError
 
 
 class PropertyError(ProblemError):

@@ -2,7 +2,7 @@
 
 import onnx
 
-from stagecert.rigor.functions import Refused
+from stagecert_check.functions import Refused
 
 MOST_NODES = 100_000
 _DEEPEST = 100

@@ -10,9 +10,9 @@ from typing import Any
 
 from flint import arb
 
-from stagecert.rigor import linear
-from stagecert.rigor.constants import settled
-from stagecert.rigor.functions import (
+from stagecert_check import linear
+from stagecert_check.constants import settled
+from stagecert_check.functions import (
     CUBES,
     Activation,
     Refused,
@@ -20,7 +20,7 @@ from stagecert.rigor.functions import (
     activation_of,
     cube_near,
 )
-from stagecert.rigor.graph import Call, Part
+from stagecert_check.graph import Call, Part
 
 _CUBED = "Pow with the exponent 3"
 

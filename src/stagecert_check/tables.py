@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from flint import arb, arb_series, ctx
 
-from stagecert.rigor.numbers import EPS, TINY
+from stagecert_check.numbers import EPS, TINY
 
 ctx.prec = 160  # bits of the balls
 ctx.cap = 12  # coefficients of a power series

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.rigor.functions import Activation, Refused
-from stagecert.rigor.graph import Program, Shift
-from stagecert.rigor.linear import Linear, Move, Reshape
-from stagecert.rigor.numbers import LARGEST, Arithmetic
+from stagecert_check.functions import Activation, Refused
+from stagecert_check.graph import Program, Shift
+from stagecert_check.linear import Linear, Move, Reshape
+from stagecert_check.numbers import LARGEST, Arithmetic
 
 # A computed slip is a sum of up to billions of terms: it may itself be rounded by less than this.
 _GENEROUS = 1 + 1e-6

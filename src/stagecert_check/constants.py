@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from stagecert.rigor.functions import Refused
-from stagecert.rigor.numbers import EPS
+from stagecert_check.functions import Refused
+from stagecert_check.numbers import EPS
 
 MOST_COMPUTED = 2**22  # entries of constants that a model may compute: balls are slow
 _MOST_LOOSE = 1024

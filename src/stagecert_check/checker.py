@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from stagecert import properties
-from stagecert.errors import ProblemError
-from stagecert.rigor import graph, operators  # noqa: F401  (operators registers itself)
-from stagecert.rigor.bounds import Facts, Lines, lower_bounds
-from stagecert.rigor.certificate import Case, Certificate, Leaf, Rows, Slopes
-from stagecert.rigor.external import contents, model_contents
-from stagecert.rigor.functions import Activation, Refused
-from stagecert.rigor.numbers import EPS, Arithmetic
+from stagecert_check import graph, operators, properties  # noqa: F401  (operators registers itself)
+from stagecert_check.bounds import Facts, Lines, lower_bounds
+from stagecert_check.certificate import Case, Certificate, Leaf, Rows, Slopes
+from stagecert_check.errors import ProblemError
+from stagecert_check.external import contents, model_contents
+from stagecert_check.functions import Activation, Refused
+from stagecert_check.numbers import EPS, Arithmetic
 
 _NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some of them
 _ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes

@@ -11,8 +11,8 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple, NoReturn
 
-from stagecert.properties.errors import PropertyError
-from stagecert.properties.model import Network, Tensor
+from stagecert_check.properties.errors import PropertyError
+from stagecert_check.properties.model import Network, Tensor
 
 # A variable is one integer: its kind in the high bits, its flat index in the low ones.
 KIND = 1 << 40

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from flint import arb, arb_series
 
-from stagecert.rigor import tables
-from stagecert.rigor.numbers import EPS, LARGEST, TINY
+from stagecert_check import tables
+from stagecert_check.numbers import EPS, LARGEST, TINY
 
 
 class Refused(Exception):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stagecert.properties.errors import PropertyError
+from stagecert_check.properties.errors import PropertyError
 
 Terms = tuple[tuple[int, Fraction], ...]
 

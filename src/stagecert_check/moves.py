@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 from flint import arb, fmpq
 
-from stagecert.rigor.constants import settled
-from stagecert.rigor.functions import Refused, Value
-from stagecert.rigor.graph import FLOATS, MOST_ENTRIES, Call, handles
+from stagecert_check.constants import settled
+from stagecert_check.functions import Refused, Value
+from stagecert_check.graph import FLOATS, MOST_ENTRIES, Call, handles
 
 _INT32, _INT64, _BOOL = 6, 7, 9  # of TensorProto
 

@@ -1,6 +1,6 @@
 """Properties of networks from VNN-LIB files, versions 1.0 and 2.0.
 
-    property = stagecert.properties.load("prop_1.vnnlib")
+    property = stagecert_check.properties.load("prop_1.vnnlib")
     for case in property.cases:
         case.input_lower64, case.input_upper64, case.outputs
 
@@ -15,10 +15,10 @@ import os
 import zlib
 from pathlib import Path
 
-from stagecert.properties.errors import PropertyError
-from stagecert.properties.model import Case, Dense, InputSet, Network, Property, Row, Tensor
-from stagecert.properties.normal import normalise
-from stagecert.properties.reader import Reader
+from stagecert_check.properties.errors import PropertyError
+from stagecert_check.properties.model import Case, Dense, InputSet, Network, Property, Row, Tensor
+from stagecert_check.properties.normal import normalise
+from stagecert_check.properties.reader import Reader
 
 __all__ = [
     "Case",

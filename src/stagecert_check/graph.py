@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from flint import arb
 
-from stagecert.rigor import external, inlining, linear
-from stagecert.rigor.constants import FOLDED, MOST_COMPUTED, balls, fold, near
-from stagecert.rigor.functions import Activation, Refused, Value
-from stagecert.rigor.numbers import Arithmetic
+from stagecert_check import external, inlining, linear
+from stagecert_check.constants import FOLDED, MOST_COMPUTED, balls, fold, near
+from stagecert_check.functions import Activation, Refused, Value
+from stagecert_check.numbers import Arithmetic
 
 OPSETS = range(7, 29)
 MOST_ENTRIES = 2**27

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import onnx
 
-from stagecert.errors import ProblemError
-from stagecert.rigor.functions import Refused
+from stagecert_check.errors import ProblemError
+from stagecert_check.functions import Refused
 
 _LARGEST_FILE = 2**31
 _GZIP = b"\x1f\x8b"
