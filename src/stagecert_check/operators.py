@@ -6,14 +6,16 @@ are spelt out as products in patterns.py.
 
 import functools
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from flint import arb
 
 from stagecert_check import (
+    branches,  # noqa: F401
     linear,
-    moves,  # noqa: F401  (these two register their operators)
+    moves,  # noqa: F401  (these register their operators)
     patterns,
     windows,  # noqa: F401
 )
@@ -75,7 +77,8 @@ def _div(call: Call):
         return patterns.quotient(call, call.value(), y)
     if any(not ball != 0 for ball in balls(call.floats(1)).flat):
         raise Refused("divides by zero")
-    return call.scale(x, settled(1 / balls(y)))
+    number = 1 / Fraction(y.item()) if y.size == 1 and y.dtype == np.float64 else None
+    return call.scale(x, settled(1 / balls(y)), number)
 
 
 @handles("Neg")

@@ -54,12 +54,14 @@ def quotient(call: Call, x: Value, y: Value) -> Value:
 
 
 def logarithm(call: Call, x: Value) -> Value:
-    """Log(x), if it is softplus."""
+    """Log(x), if it is softplus, or log(sigmoid(y)) = -softplus(-y)."""
     root, a, b = call.lines(x)[-1]
     function, argument = _made(call, root)
     if _kind(function) == "exp" and a == 1 and b == 1:
         return call.activate(activation_of("softplus"), argument)
-    raise Refused("is only supported in Log(1 + Exp(x))")
+    if _kind(function) == "sigmoid" and a == 1 and b.is_zero():
+        return call.negated(call.activate(activation_of("softplus"), call.negated(argument)))
+    raise Refused("is only supported in Log(1 + Exp(x)) and Log(Sigmoid(x))")
 
 
 def _gated(call: Call, x: Value, y: Value) -> Value | None:

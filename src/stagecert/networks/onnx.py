@@ -22,8 +22,9 @@ except ImportError as error:
 
 from stagecert.errors import ProblemError
 from stagecert.networks import (
-    onnx_arithmetic,  # noqa: F401  (these three register their operators)
+    onnx_arithmetic,  # noqa: F401  (these register their operators)
     onnx_shapes,
+    onnx_where,  # noqa: F401
     onnx_windows,  # noqa: F401
 )
 from stagecert.networks import operations as op
@@ -463,6 +464,8 @@ class _Conversion:
 
 
 _PARTS = {
+    "sign": "is only supported inside activations such as Softshrink",
+    "condition": "is only supported as the condition of a Where that makes an activation",
     "erf": "is only supported inside Gelu: x * (1 + Erf(x / sqrt(2))) / 2",
     "cube": "makes a third power, which is only supported inside the approximate Gelu",
 }
