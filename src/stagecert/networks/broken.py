@@ -15,15 +15,16 @@ from stagecert.networks.wedges import AbstractActivation, HullWedge, StraightWed
 class BrokenLine(AbstractActivation):
     """slope0 * x + offset0 up to knot0, slope1 * x + offset1 up to knot1, and so on.
 
-    At a knot it is anything between the ends of the lines on both sides: hull and image hold for
-    all of that.
+    At a knot it is what the line before it says, or the line after it if `closed0` is one. Hull and
+    image hold for both, and for all that is between them.
     """
 
     def __call__(self, x, weights=None, /, **numbers):
         knots, lines = _parts(numbers)
         value = _on(lines[0], x)
-        for knot, line in zip(knots, lines[1:], strict=True):
-            value = jnp.where(x > knot, _on(line, x), value)
+        for k, (knot, line) in enumerate(zip(knots, lines[1:], strict=True)):
+            beyond = x >= knot if numbers.get(f"closed{k}") else x > knot
+            value = jnp.where(beyond, _on(line, x), value)
         return value
 
     def image(self, low, high, weights=None, /, **numbers):
@@ -44,6 +45,9 @@ class BrokenLine(AbstractActivation):
             bent |= _meets(knot, low, high)
             slope = jnp.where(low > knot, line[0], slope)
             offset = jnp.where(low > knot, line[1], offset)
+        # Lines are what they are, if numbers of this precision hold them.
+        held = all(low.dtype.type(number) == number for line in lines for number in line)
+        straight = 0 if held else slack
         sides = []
         for sign, pick in ((1, jnp.minimum), (-1, jnp.maximum)):
             outer = [pick(*pair) for pair in values]
@@ -54,7 +58,7 @@ class BrokenLine(AbstractActivation):
                 chord = hulls.secant_slope(points[i], outer[i], points[j], outer[j])
                 support = hulls.supporting_offset(sign, chord, points, outer) - sign * slack
                 slopes.append(jnp.where(bent, chord, slope))
-                offsets.append(jnp.where(bent, support, offset))
+                offsets.append(jnp.where(bent, support, offset - sign * straight))
             sides.append(hulls.lines(sign, slopes, offsets, *given))
         return StraightWedge(*sides)
 

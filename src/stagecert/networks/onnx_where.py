@@ -269,6 +269,7 @@ def broken_line(call: Call, x: Value, function: Function) -> Value:
     """The function of x, which is made of lines and may jump, as one activation."""
     lines = function.lines()
     kept: list[Fraction] = []
+    at_once: list[bool] = []  # whether the line on the right begins at the knot itself
     pieces = lines[:1]
     for knot, (slope, offset) in zip(function.knots, lines[1:], strict=True):
         ends = [a * knot + b for a, b in (pieces[-1], (slope, offset))]
@@ -276,11 +277,13 @@ def broken_line(call: Call, x: Value, function: Function) -> Value:
             raise Refused(f"has a value of its own at the single point {float(knot)}")
         if (slope, offset) != pieces[-1]:
             kept.append(knot)
+            at_once.append(function.at(knot) == ends[1] != ends[0])
             pieces.append((slope, offset))
     if not kept:
         ((slope, offset),) = pieces
         return call.shift(call.scale(x, slope), offset)
     numbers = {f"knot{k}": exact(knot) for k, knot in enumerate(kept)}
+    numbers |= {f"closed{k}": float(closed) for k, closed in enumerate(at_once)}
     for k, (slope, offset) in enumerate(pieces):
         numbers |= {f"slope{k}": exact(slope), f"offset{k}": exact(offset)}
     return call.activation("broken_line", x, **numbers)
