@@ -122,6 +122,8 @@ def robust(
 
             if run.warning:
                 say(f"Warning: {run.warning}")
+            if run.notice and not quiet:
+                say(run.notice)
             with run.store(folder) as store:
                 if retry_errors:
                     run.forget_errors(store)

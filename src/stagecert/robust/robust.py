@@ -130,6 +130,12 @@ class Robustness:
         how.check(data.images)
         # What the caller is to be told, though the run goes on.
         self.warning = how.warning(data.images)
+        self.notice = None
+        if classifier.dropped is not None:
+            self.notice = (
+                f"The model ends in {classifier.dropped}, which keeps the order of classes: it is "
+                "left out, and margins and bounds are about the logits."
+            )
         self.batch = batch or largest_batch(classifier.network, memory)
         count = min(len(data), limit or len(data))
         self.items = [Item(place, _key(place, data)) for place in range(count)]
@@ -137,7 +143,8 @@ class Robustness:
         self.configuration = {
             "task": "robust",
             "stagecert": __version__,
-            "model": classifier.model.contents.digest,
+            "model": classifier.digest,
+            "without": classifier.dropped,
             "eps": str(how.eps),
             "norm": "inf",
             "clip": None if how.clip is None else [str(v) for v in how.clip],

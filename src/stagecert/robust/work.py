@@ -16,8 +16,9 @@ from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.relaxation import split
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
+from stagecert.robust.logits import without_softmax
 from stagecert.verify import attack
-from stagecert.verify.models import OpenModel
+from stagecert.verify.models import OpenModel, digest_of
 from stagecert.verify.proving import Rejected, certify
 from stagecert_check import properties
 from stagecert_check.functions import Refused
@@ -86,7 +87,12 @@ class Classifier:
     """A model with one input and an output for each class."""
 
     def __init__(self, model):
-        self.model = OpenModel(model)
+        logits = without_softmax(model)
+        # What was left out of the model: a last Softmax or LogSoftmax.
+        self.dropped = None if logits is None else logits[0]
+        self.model = OpenModel(model if logits is None else logits[1])
+        # Of the files as they are.
+        self.digest = self.model.contents.digest if logits is None else digest_of(model)
         self.network: Network = self.model.network
         if len(self.network.input_shapes) != 1:
             raise ProblemError(

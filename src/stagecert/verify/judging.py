@@ -192,13 +192,13 @@ class _Judge:
         return found, None, seconds
 
     def _model(self, instance: Instance, wanted: str | None):
-        from stagecert.verify.models import OpenModel, content_hash
+        from stagecert.verify.models import OpenModel, digest_of
 
         path = instance.model_path
         if wanted is None or wanted not in self.models:
             # Errors of files that could not be read at the start are raised here, too.
             size = path.stat().st_size
-            there = content_hash(path)
+            there = digest_of(path)
             if wanted is not None and there != wanted:
                 raise ProblemError(f"{path} has changed since the sweep began.")
             wanted = there

@@ -15,7 +15,7 @@ from stagecert.sweeps import Item, Row, Store
 from stagecert.sweeps.tables import write_table
 from stagecert.verify.instances import Instance, stem
 from stagecert.verify.judging import VERDICTS, Attached, Hashes, Judging
-from stagecert.verify.models import content_hash
+from stagecert.verify.models import digest_of
 
 COLUMNS = {
     "index": int,
@@ -293,9 +293,7 @@ class _Contents:
         self._known: dict[tuple[Path, Callable], str | None] = {}
 
     def of(self, one: Instance) -> Hashes:
-        return Hashes(
-            self._hash(one.model_path, content_hash), self._hash(one.property_path, _hash)
-        )
+        return Hashes(self._hash(one.model_path, digest_of), self._hash(one.property_path, _hash))
 
     def _hash(self, path: Path, how: Callable[[Path], str]) -> str | None:
         if (path, how) not in self._known:
