@@ -69,6 +69,8 @@ class CaseBounds:
         row: the row that did, as an index into the case's output rows followed by the rows of its
             inputs; None if there is none, or if different boxes needed different rows.
         bounds: for each of these rows a certified lower bound of row - bound over the whole box.
+        proven: a certified lower bound on the violation, the largest row - bound at any point: the
+            best of `bounds`, or the least that was proven on the parts of a box that was split.
         shortfall: how far the best of these bounds is from deciding the case; zero if it does.
         nearest: the smallest violation met: the largest row - bound at the best point. A
             counterexample has at most zero. Computed in single precision. Where the rows of a case
@@ -81,6 +83,7 @@ class CaseBounds:
     how: str | None
     row: int | None
     bounds: np.ndarray
+    proven: float
     shortfall: float
     nearest: float
 
@@ -129,6 +132,25 @@ class Verdict:
         """Whether the answer is "unsat" or "sat"."""
         return self.answer in ("unsat", "sat")
 
+    @property
+    def standing(self) -> str | None:
+        """How far an answer that decides nothing is from a proof; None if there is no such case."""
+        left = [one for one in self.cases if not one.refuted]
+        if self.decided or not left:
+            return None
+        worst = max(left, key=lambda one: one.shortfall)
+        if not np.isfinite(worst.proven):
+            text = f"Case {worst.case} has no bound yet"
+        else:
+            text = (
+                f"The weakest bound is {worst.proven:.4g} (case {worst.case}), "
+                f"{worst.shortfall:.4g} short of a proof"
+            )
+        nearest = min(one.nearest for one in left)
+        if np.isfinite(nearest):
+            text += f"; the input nearest to a counterexample misses by {nearest:.4g}"
+        return text + "."
+
     def to_dict(self) -> dict[str, Any]:
         """The verdict as plain data, for JSON; numbers that are not finite become None."""
         point = self.counterexample
@@ -155,6 +177,7 @@ class Verdict:
                     "how": one.how,
                     "row": one.row,
                     "bounds": [_plain(v) for v in one.bounds],
+                    "proven": _plain(one.proven),
                     "shortfall": _plain(one.shortfall),
                     "nearest": _plain(one.nearest),
                 }
@@ -261,6 +284,7 @@ class Verification:
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
+        self.say("reading the model")
         self.opened = model = opened(self.model)
         check_memory(model.network, self.memory)
         self.network, self.groups = groups_of(model.network, self.property)
@@ -276,6 +300,7 @@ class Verification:
         ]
         self.ready = True
         if self.groups:
+            self.say("comparing the network with ONNX Runtime")
             agreement.check(model, self.groups)
             self.replay = Replay(model.session, self.property)
             verdict = self._decide()
@@ -331,7 +356,7 @@ class Verification:
         elif self.ready and self._decided() and not self.rejected:
             reason = f"{_UNCHECKED} {reason}"
         cases = []
-        for group, state in zip(self.groups, self.states, strict=False):
+        for g, (group, state) in enumerate(zip(self.groups, self.states, strict=False)):
             margins = group.margin(state.bounds)
             for c, number in enumerate(group.numbers):
                 rows = group.places[c].tolist()
@@ -347,6 +372,9 @@ class Verification:
                         state.how[c],
                         None if row is None else rows.index(row),
                         margins[rows],
+                        float(self.splitter.proven[g, c])
+                        if self.splitter and state.how[c] == "splitting"
+                        else best,
                         0.0 if refuted else max(-best, 0.0),
                         float(state.nearest[c]) / unit,
                     )
