@@ -203,9 +203,11 @@ def _solve(
     with shown(progress, size) as show:
         job = _Job(problem, axes, points, goal, clock, show, rigorous, examined.assumptions)
         found = job.constrained(solvers, False) if problem.constraints else job.plain(solvers)
-        if Status.BOUNDS_CROSSED in found.status and solver == "auto" and not clock.over():
+        with_multipliers = tuple(s for s in solvers if isinstance(s, (Mirror, Polish)))
+        crossed = Status.BOUNDS_CROSSED in found.status and not clock.over()
+        if crossed and isinstance(solvers[-1], (Mirror, Polish)):
             # Feasible points cannot be built stage by stage: let order be a side constraint.
-            found = job.constrained(named_solver(solver, examined.steep, True), True)
+            found = job.constrained(with_multipliers, True)
     return found
 
 
