@@ -25,9 +25,9 @@ from stagecert.networks.backward import (
 from stagecert.networks.relaxation import Layer, LayerStage, Segment, linear_objective
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import Point
+from stagecert.searching import search_lanes
 from stagecert.sets import AbstractSet
 from stagecert.solvers import Damped, Polish
-from stagecert.solving import search_lanes
 
 
 class Relaxed(eqx.Module):
