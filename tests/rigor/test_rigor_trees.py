@@ -18,6 +18,7 @@ from stagecert.verify.models import opened
 from stagecert.verify.proving import Refutation, Rejected, certify
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import groups_of
+from stagecert_check import certificate as certificate_
 from stagecert_check import check, properties
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
@@ -139,7 +140,7 @@ def test_trees_are_pruned(proven):
         assert pruned(checker, tree, lambda: True).leaves == tree.leaves  # no time for it
 
 
-def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path):
+def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path, monkeypatch):
     paths, trees = proven
     model, wanted = opened(paths[0]), properties.load(paths[1].read_bytes())
     made = Refutation(*groups_of(model.network, wanted), {}, None, (trees[1],))
@@ -148,6 +149,11 @@ def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path)
     certificate.write_bytes(certify(model, wanted, made).certificate)
     assert check(paths[0], paths[1], certificate).accepted
     assert Certificate(certificate).version == 2
+
+    with monkeypatch.context() as patch:  # a file that is larger than certificates may be
+        patch.setattr(certificate_, "_LARGEST_FILE", 100)
+        with pytest.raises(Rejected, match="larger than 100 bytes"):
+            certify(model, wanted, made)
 
     weak = replace(trees[1], forces=np.zeros(len(trees[1].forces)))
     checker = rigor_trees.checker_of(onnx.load(paths[0]), paths[1].read_text())

@@ -121,7 +121,11 @@ def certify(
         proof = _proof(checker, model, found, memory, progress, stop)
         proven = time.monotonic()
         data = packed(proof)
-        report = checker.accepts(Certificate(data), lambda *_: _look_at_the_clock(stop))
+        try:
+            certificate = Certificate(data)
+        except Refused as error:  # it is beyond a limit of the format
+            raise Rejected(str(error)) from None
+        report = checker.accepts(certificate, lambda *_: _look_at_the_clock(stop))
     if not report.accepted:
         raise Rejected("; ".join(report.reasons))
     return Certified(data, report, proven - begin, time.monotonic() - proven)
