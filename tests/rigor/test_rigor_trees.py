@@ -40,10 +40,7 @@ def test_bounds_of_leaves_are_never_above_the_exact_minimum():
         tree = rigor_trees.random_tree(random, checkers[0])
         tasks, found = rigor_trees.bounds_of(checkers[0], tree)
         _, exact = rigor_trees.bounds_of(checkers[1], tree)
-        case = checkers[0].wanted.cases[0]
-        box = [[fmpq(v.numerator, v.denominator) for v in side]
-               for side in (case.inputs.lower, case.inputs.upper)]  # fmt: skip
-        pieces = list(rigor_exact.traced(rigor_exact.layers_of(model), *box))
+        case, pieces = _pieces(checkers[0], model)
         for task, bound, other in zip(tasks, found, exact, strict=True):
             truth = rigor_trees.exact_minimum(pieces, case, task)
             if truth is None:
@@ -56,6 +53,33 @@ def test_bounds_of_leaves_are_never_above_the_exact_minimum():
             leaves += 1
     assert leaves > 30
     assert near > 5
+
+
+def _pieces(checker, model):
+    """The only case, and all linear pieces of the network on its box."""
+    (case,) = checker.wanted.cases
+    box = [[fmpq(v.numerator, v.denominator) for v in side]
+           for side in (case.inputs.lower, case.inputs.upper)]  # fmt: skip
+    return case, list(rigor_exact.traced(rigor_exact.layers_of(model), *box))
+
+
+def test_so_they_are_with_forces_and_weights_of_all_sizes():
+    leaves = 0
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        model = rigor_soundness.random_model(random, (2, 4, 4, 2))
+        (low, *_), (high, *_), _ = rigor_soundness.random_problems(random, 2)
+        text = models.vnnlib(low, high + 1e-6, 2, "(assert (>= Y_0 Y_1))(assert (<= Y_0 0.3))")
+        checker = rigor_trees.checker_of(model, text)
+        tree = rigor_trees.random_tree(random, checker)
+        powers = random.choice([-310, -300, -20, 5, 15, 25], size=len(tree.forces))
+        tree = replace(tree, forces=tree.forces * 10.0**powers)
+        case, pieces = _pieces(checker, model)
+        for task, bound in zip(*rigor_trees.bounds_of(checker, tree), strict=True):
+            truth = rigor_trees.exact_minimum(pieces, case, task)
+            assert truth is None or rigor_exact.exact(bound) <= truth
+            leaves += truth is not None
+    assert leaves > 50
 
 
 @pytest.mark.parametrize("activation", ["Tanh", "Gelu"])
@@ -225,10 +249,7 @@ def test_boxes_of_the_whole_case_hold_on_its_parts():
         sides = np.repeat([1, -1], 4).astype("<i4")
         whole = None, certificates.Rows(entries, sides, ((slopes, None),))
         _, found = rigor_trees.bounds_of(checker, replace(tree, whole=whole))
-        case = checker.wanted.cases[0]
-        box = [[fmpq(v.numerator, v.denominator) for v in side]
-               for side in (case.inputs.lower, case.inputs.upper)]  # fmt: skip
-        pieces = list(rigor_exact.traced(rigor_exact.layers_of(model), *box))
+        case, pieces = _pieces(checker, model)
         for task, bound in zip(tasks, found, strict=True):
             truth = rigor_trees.exact_minimum(pieces, case, task)
             assert truth is None or rigor_exact.exact(bound) <= truth
