@@ -13,7 +13,7 @@ from stagecert_check.numbers import LARGEST
 from stagecert_check.objectives import Objectives
 from stagecert_check.properties import Property
 from stagecert_check.slopes import Given
-from stagecert_check.tree import Task
+from stagecert_check.tree import Task, boxes_of
 
 Stacks = dict[int, tuple[np.ndarray | None, ...]]
 
@@ -51,8 +51,8 @@ class Branching:
         for (number, leaf), same in kinds.items():
             whole = self._whole(certificate, number, leaf, digests[leaf])
             boxes: dict[bytes, list[Task]] = {}
-            for task in same:
-                boxes.setdefault(task.low.tobytes() + task.high.tobytes(), []).append(task)
+            for task, box in boxes_of(same):
+                boxes.setdefault(box, []).append(task)
             every = list(boxes.values())
             for begin in range(0, len(every), self._boxes_at_once):
                 batch = every[begin : begin + self._boxes_at_once]

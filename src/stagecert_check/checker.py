@@ -23,7 +23,7 @@ from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
 from stagecert_check.slopes import Given
-from stagecert_check.tree import Task, leaves_of
+from stagecert_check.tree import Task, boxes_of, leaves_of
 
 _NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some of them
 _LEAF_NUMBERS_AT_ONCE = 2**20  # in intervals of leaves that share a box: more fall out of caches
@@ -227,19 +227,18 @@ class Checker:
                         parts += [index, entries.tobytes(), sides.tobytes(), slopes]
                 leaves[leaf] = _digest(*parts)
         return {
-            id(task): _digest(task.case, task.low.tobytes(), task.high.tobytes(), task.multipliers,
-                              leaves[task.leaf],
+            id(task): _digest(task.case, box, task.multipliers, leaves[task.leaf],
                               *(self._branching.own(certificate, task) if task.path else ()))
-            for task in tasks
+            for task, box in boxes_of(tasks)
         }  # fmt: skip
 
     def _new_bounds(self, certificate, tasks: list[Task]) -> Iterator:
         kinds: dict[tuple, list[Task]] = {}
-        for task in tasks:
+        for task, box in boxes_of(tasks):
             boxes = task.leaf.boxes if task.leaf is not None else ()
             boxes = boxes if any(rows is not None for rows in boxes) else ()
-            kinds.setdefault((task.low.tobytes(), task.high.tobytes(), boxes), []).append(task)
-        plain = [same for key, same in kinds.items() if not key[2]]
+            kinds.setdefault((box, boxes), []).append(task)
+        plain = [same for key, same in kinds.items() if not key[1]]
         for begin in range(0, len(plain), self._boxes_at_once):
             batch = plain[begin : begin + self._boxes_at_once]
             if self._large and (self._tried < _TRIES or 4 * self._easy >= self._tried):
@@ -254,7 +253,7 @@ class Checker:
             if batch:
                 yield from self._together(certificate, batch, Facts.derive)
         for key, same in kinds.items():
-            if key[2]:
+            if key[1]:
                 leaf: Any = same[0].leaf
                 tighter = functools.partial(self.given.tighten, certificate, leaf)
                 yield from self._together(

@@ -6,31 +6,24 @@ where that is not enough. Whatever the search believes, nothing counts but what 
 it reads the model with code of its own.
 """
 
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.regions import Regions, regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import proposed_lines, relax, search
-from stagecert.networks.stepwise import Passes
-from stagecert.problem import as_arrays
 from stagecert.verify.branches import Branches
-from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Rows, Slopes, packed
+from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Slopes, packed
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.pruning import pruned, tried
-from stagecert.verify.queries import Group, for_users, groups_of
-from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible, rows_at_once
+from stagecert.verify.queries import Group, groups_of
+from stagecert.verify.slopes import SlopeSearch, Tightener
+from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker, Report, Task
@@ -128,7 +121,11 @@ def certify(
         proof = _proof(checker, model, found, memory, progress, stop)
         proven = time.monotonic()
         data = packed(proof)
-        report = checker.accepts(Certificate(data), lambda *_: _look_at_the_clock(stop))
+        try:
+            certificate = Certificate(data)
+        except Refused as error:  # it is beyond a limit of the format
+            raise Rejected(str(error)) from None
+        report = checker.accepts(certificate, lambda *_: _look_at_the_clock(stop))
     if not report.accepted:
         raise Rejected("; ".join(report.reasons))
     return Certified(data, report, proven - begin, time.monotonic() - proven)
@@ -212,6 +209,7 @@ class _Prover:
         self.checker, self.wanted, self.memory = checker, checker.wanted, memory
         self.network, self.groups, self.found = found.network, found.groups, found
         self.say, self._stop = progress or (lambda _: None), stop
+        self.slopes = SlopeSearch(found.network, checker, memory, self.look_at_the_clock)
         self.places = {
             case: rows
             for group in self.groups
@@ -237,7 +235,7 @@ class _Prover:
         for part in open_:
             part.weights += self._candidates(part.case)
         open_ = self._by_default(open_)
-        if any(not self._divisible(part) for part in open_) and not self._same_activations():
+        if any(not self._divisible(part) for part in open_) and not self.slopes.fits():
             raise Rejected("it reads other activations in the model than the search does")
         while open_:
             narrow = [part for part in open_ if self._divisible(part)]
@@ -365,12 +363,6 @@ class _Prover:
 
     # -- slopes ------------------------------------------------------------------------------------
 
-    def _same_activations(self) -> bool:
-        """Whether slopes of the search fit the checker's activations, one after the other."""
-        nodes, layers = self.checker.program.nodes, self.parts.layers
-        mine = [(_kind(nodes[k]), nodes[k].shape) for k in self.checker.activations]
-        return mine == [(_kind(layer), layer.shape) for layer in layers]
-
     def _searched(self, parts: Sequence[_Part]) -> list[_Part]:
         """Searches for slopes, box by box; those parts that are still not refuted."""
         boxes: dict[tuple, list[_Part]] = {}
@@ -386,7 +378,7 @@ class _Prover:
             rest = [part for part in same if part.leaf is None]
             if rest:
                 self.say("certificate: searching slopes for the boxes of activations")
-                tightener = _Tightener(self, low, high)
+                tightener = Tightener(self.slopes, low, high)
                 facts = Facts(checker.real, checker.program, low, high).derive(tightener)
                 self._refute(rest, facts, tuple(tightener.boxes))
         return [part for part in parts if part.leaf is None]
@@ -403,7 +395,7 @@ class _Prover:
         goals = limits + 1e-7 * (np.abs(limits) + 1e-3)
         arguments = [facts.boxes[k] for k in self.checker.activations]
         low, high = facts.inputs
-        slopes = self.search(low, high, arguments, rows, goals, 500)
+        slopes = self.slopes.found(low, high, arguments, rows, goals, 500)
         # The second round has slopes for boxes too: the checker's own are tried first.
         held = Arrays()
         for k, (part, weights) in enumerate(pairs):
@@ -416,114 +408,6 @@ class _Prover:
                 task = Task(part.case, 0, part.low, part.high, multipliers, held.leaf(leaf))
                 for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
                     self._note(part, some[0], bounds[0], leaf)
-
-    @functools.cached_property
-    def parts(self) -> Split:
-        """The network, cut at its activations, as float64 arrays."""
-        with jax.enable_x64(True):
-            return as_arrays(split(self.network), jnp.float64)
-
-    def search(self, low, high, arguments, rows, goals, steps: int) -> list:
-        """Slopes (rows, *shape) of every layer for rows on one box, with given intervals."""
-        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
-        count = 1 << (len(rows) - 1).bit_length()
-        fill = np.concatenate([np.arange(len(rows)), np.zeros(count - len(rows), int)])
-        layers, last = self.parts.layers, self.parts.last
-        with jax.enable_x64(True):
-            regions = self.regions(low, high)
-            given = tuple((jnp.asarray(a), jnp.asarray(b)) for a, b in arguments)
-            relaxed = relax(layers, last, regions.boxes, given)
-            objectives = jnp.asarray(rows[fill][None])
-            kept: list = []
-            with jax.enable_x64(False):
-                search(
-                    layers, last, relaxed, regions.sets, objectives, target=goals[fill],
-                    atol=1e-9, rtol=1e-4, keep=kept.append, max_iterations=steps,
-                )  # fmt: skip
-            lines = _proposed(layers, relaxed, kept[-1])
-        return self.held([(line.low_slope[: len(rows)], line.high_slope[: len(rows)])
-                          for line in lines], arguments)  # fmt: skip
-
-    def regions(self, low, high) -> Regions:
-        """One box, as the network's inputs."""
-        return regions_of(
-            self.network, for_users(self.network, low), for_users(self.network, high), None
-        )
-
-    def held(self, slopes, arguments) -> list[Slopes]:
-        """Slopes of the first layers as a certificate holds them, for arguments in given boxes."""
-        operations = [self.checker.program.nodes[k].operation for k in self.checker.activations]
-        return [
-            _slopes(operation, *pair, box)
-            for pair, operation, box in zip(slopes, operations, arguments, strict=False)
-        ]
-
-
-def _kind(node: Any) -> str:
-    """What a nonlinear operation is called, in the search and in the checker."""
-    return getattr(node.operation, "kind", "") or node.operation.label
-
-
-class _Tightener:
-    """Searches for slopes that make the intervals of activations tighter, one after the other."""
-
-    def __init__(self, prover: _Prover, low, high):
-        self.prover, self.low, self.high = prover, low, high
-        self.boxes: list[Rows | None] = []
-
-    def __call__(self, facts: Facts, index: int, argument: int) -> None:
-        checker, place = self.prover.checker, len(self.boxes)
-        self.boxes.append(None)
-        function = checker.program.nodes[index].operation
-        ends = facts.low[argument], facts.high[argument]
-        entries = np.flatnonzero(function.bent(*ends))  # type: ignore
-        if place == 0 or not len(entries):
-            return
-        arguments = [facts.boxes[k] for k in checker.activations[:place]]
-        prover = self.prover
-        with jax.enable_x64(True):
-            passes = Passes.on(
-                prover.parts, prover.regions(self.low, self.high),
-                rows_at_once(prover.parts, prover.memory), arguments,
-            )  # fmt: skip
-            # Layer by layer, both ends of each entry; the certificate has all lower ends first.
-            found = passes.slopes(place, entries, 3, prover.look_at_the_clock)
-        found = [tuple(np.concatenate([x[:, 0], x[:, 1]]) for x in pair) for pair in found]
-        slopes = tuple(
-            tuple(None if x is None else x.astype("<f2") for x in pair)
-            for pair in prover.held(found, arguments)
-        )
-        both = np.concatenate([entries, entries])
-        sides = np.repeat([1, -1], len(entries))
-        self.boxes[-1] = Rows(both.astype("<i4"), sides.astype("<i4"), slopes)  # type: ignore
-        held = Arrays()
-        none = (None,) * len(checker.activations)
-        leaf = held.leaf(Leaf(np.ones(1), none, (*self.boxes, *none[len(self.boxes) :])))
-        assert leaf is not None
-        checker.given.tighten(held, leaf, facts, index, argument)
-
-
-@eqx.filter_jit
-def _proposed(layers, relaxed, proposals):
-    one = jax.tree.map(lambda x: x[0], relaxed)
-    lines = jax.vmap(lambda p: proposed_lines(layers, one, jax.tree.map(_double, p), jnp.float64))
-    return lines(proposals)
-
-
-def _double(x):
-    return x.astype(jnp.float64)
-
-
-def _slopes(operation, low, high, box) -> Slopes:
-    """Slopes as a certificate holds them."""
-    low, high = np.asarray(low, float), np.asarray(high, float)
-    if operation.kind == "relu":
-        # Single precision is precise enough, and the chord above needs no slope.
-        low = np.where(operation.bent(*box), low, box[0] >= 0)
-        return low.astype("<f4"), None
-    if operation.kind == "max":
-        low = np.maximum(low, 0)
-    return low, high
 
 
 def _kept(pair: Slopes, row: int) -> Slopes:
