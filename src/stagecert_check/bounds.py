@@ -149,11 +149,33 @@ class Facts:
         shape = self.low[argument].shape
         ends = self.arithmetic.outward(self.low[argument], self.high[argument])
         of, entry = np.nonzero(function.bent(*ends).reshape(shape[0], -1))
-        for begin in range(0, len(of), 2**16):
-            some = slice(begin, begin + 2**16)
-            for sign in (1, -1):
-                found = self.unit_bounds(argument, of[some], entry[some], sign, {})
-                self.improve(argument, of[some], entry[some], sign, found)
+        # Of several copies of a number, which products make, only one is bounded.
+        first = self._copied(argument)
+        once, back = np.unique(of * len(first) + first[entry], return_inverse=True)
+        once_of, once_entry = np.divmod(once, len(first))
+        for sign in (1, -1):
+            found = [
+                self.unit_bounds(argument, once_of[some], once_entry[some], sign, {})
+                for some in (slice(k, k + 2**16) for k in range(0, len(once), 2**16))
+            ]
+            if found:
+                self.improve(argument, of, entry, sign, np.concatenate(found)[back])
+
+    def _copied(self, index: int) -> np.ndarray:
+        """For every entry of a value the place of the first one that is the same number."""
+        numbers = self._origins(index)
+        _, first, back = np.unique(numbers, return_index=True, return_inverse=True)
+        return first[back]
+
+    def _origins(self, index: int) -> np.ndarray:
+        """A number for every entry of a value, the same for entries that were moved from one."""
+        node = self.program.nodes[index]
+        if isinstance(node.operation, Reshape):
+            return self._origins(node.arguments[0])
+        if isinstance(node.operation, Move):
+            parts = [self._origins(k) for k in node.arguments]
+            return np.concatenate([*parts, [-1]])[node.operation.index.reshape(-1)]
+        return index * 2**32 + np.arange(int(np.prod(node.shape)))
 
     def unit_bounds(self, index: int, of, entry, sign: int, lines: dict[int, Lines]):
         """Lower bounds on sign * (an entry of a value), each on the box given with it."""

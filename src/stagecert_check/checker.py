@@ -13,7 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from stagecert_check import graph, operators, properties  # noqa: F401  (operators registers itself)
+from stagecert_check import (
+    graph,
+    joining,
+    operators,  # noqa: F401  (it registers itself)
+    properties,
+)
 from stagecert_check.bounds import Facts
 from stagecert_check.branching import Branching
 from stagecert_check.certificate import Case, Certificate, Leaf, Slopes
@@ -60,7 +65,8 @@ def check(
     """Whether a certificate proves that a model has no counterexample to a property.
 
     Args:
-        model_path: an ONNX file, .onnx or .onnx.gz.
+        model_path: an ONNX file, .onnx or .onnx.gz; for a property of several networks
+            [("f", path), ("g", path)], with the names that the property gives them.
         property_path: a VNN-LIB file, plain or gzipped.
         certificate_path: the certificate.
         exact: compute in rationals instead of float64 with allowances for rounding; slow.
@@ -69,8 +75,10 @@ def check(
     Raises:
         ProblemError: one of the files cannot be read at all.
     """
-    model, text = model_contents(model_path), contents(property_path)
+    text, several = contents(property_path), joining.named(model_path)
     wanted = properties.load(text)
+    joining.check_names(several, wanted)
+    model = model_contents(model_path) if several is None else joining.joint_contents(several)
     try:
         certificate = Certificate(Path(certificate_path))
         if model.digest != certificate.model:
@@ -114,8 +122,6 @@ class Checker:
         )
         sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
         outputs = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)
-        if len(wanted.networks) != 1:
-            raise Refused("properties of several networks are not supported")
         if wanted.sizes[0] != sum(sizes) or wanted.sizes[1] != outputs:
             raise Refused(
                 f"the property has {wanted.sizes[0]} inputs and {wanted.sizes[1]} outputs, the "

@@ -22,7 +22,12 @@ LONGEST = 24
 
 
 def verify(
-    model: Annotated[Path, typer.Argument(help="An ONNX file, .onnx or .onnx.gz.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="An ONNX file, .onnx or .onnx.gz, or \"[('f', 'f.onnx'), ('g', 'g.onnx')]\"."
+        ),
+    ],
     property: Annotated[Path, typer.Argument(help="A VNN-LIB file, .vnnlib or .vnnlib.gz.")],
     timeout: Annotated[
         float | None, typer.Option(help="Seconds, the program's start included; none by default.")

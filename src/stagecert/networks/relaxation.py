@@ -6,16 +6,28 @@ product, and a last segment that makes the outputs. A block is what an activatio
 values are never variables of the problem.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from stagecert.networks.activations import find
 from stagecert.networks.graph import Network, Node
 from stagecert.networks.maxima import max_image, max_unit, max_wedge
-from stagecert.networks.operations import Activation, Concat, Joint, Reshape
+from stagecert.networks.operations import (
+    Activation,
+    Broadcast,
+    Concat,
+    Joint,
+    Reshape,
+    Slice,
+    Take,
+    Transpose,
+)
 from stagecert.networks.products import product_image, product_unit, product_wedge
 from stagecert.networks.wedges import AbstractWedge
 from stagecert.pieces import evaluate
@@ -63,6 +75,35 @@ class Segment(eqx.Module):
         for node in self.nodes:
             values.append(node.operation(node.weights, *(values[k] for k in node.arguments)))
         return values[self.output]
+
+
+_MOVING = (Broadcast, Concat, Reshape, Slice, Take, Transpose)
+
+
+def copied(segment: Segment, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """For every entry of a segment's output the place of the first one that is the same number.
+
+    Products repeat their factors many times; what is known of one copy is known of all. `shapes`
+    are those of the values that the segment reads.
+    """
+    count, total = len(shapes), 0
+    known: dict[int, np.ndarray] = {}
+
+    def entries(index: int) -> np.ndarray:
+        nonlocal total
+        if index not in known:
+            node = segment.nodes[index - count] if index >= count else None
+            if node is not None and isinstance(node.operation, _MOVING):
+                arguments = [entries(k) for k in node.arguments]
+                known[index] = np.asarray(node.operation(node.weights, *arguments))
+            else:
+                shape = shapes[index] if node is None else node.shape
+                known[index] = (total + np.arange(math.prod(shape))).reshape(shape)
+                total += math.prod(shape)
+        return known[index]
+
+    _, first, back = np.unique(entries(segment.output), return_index=True, return_inverse=True)
+    return first[back.reshape(-1)]
 
 
 class Layer(eqx.Module):

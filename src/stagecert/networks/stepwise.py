@@ -35,7 +35,7 @@ from stagecert.networks.portions import (
     through,
 )
 from stagecert.networks.regions import Regions
-from stagecert.networks.relaxation import Segment, Split
+from stagecert.networks.relaxation import Segment, Split, copied
 from stagecert.networks.windows import Plan, Planner, Sight, Source, Window
 from stagecert.solvers.damped import Damped
 
@@ -121,7 +121,7 @@ class Passes:
             interval, bent, known = self._measured(index)
             if refine and not (self._of_inputs(index) and exact(parts.layers[index].segment)):
                 for steps in (0, refine - 1)[:refine]:
-                    chosen = np.nonzero(np.asarray(bent)[:count])
+                    chosen = self._chosen(index, np.asarray(bent)[:count])
                     interval = self._refined(index, known, interval, chosen, (steps, stop))
                     if interval is None:
                         return
@@ -189,13 +189,25 @@ class Passes:
         self.pairs[False, index], self.sizes[False, index] = image, size
         self.arguments = (*self.arguments, interval)
 
+    def _copied(self, index: int) -> np.ndarray:
+        """For every entry of a layer's argument the first one that is the same number."""
+        sources = self._sources(index)
+        shapes = [self.planner.shapes[source] for source in sources]
+        return copied(self.parts.layers[index].segment, shapes)
+
+    def _chosen(self, index: int, bent: np.ndarray):
+        """(boxes, entries) where an argument is to be tightened: of copies, the first alone."""
+        of_box, entry = np.nonzero(bent)
+        first = self._copied(index)
+        return np.divmod(np.unique(of_box * len(first) + first[entry]), len(first))
+
     def _refined(self, index: int, known: Known, interval, chosen, effort):
         """The interval, tightened at chosen (box, entry); None if there is no time."""
         of_box, entry = chosen
         if not len(of_box):
             return interval
         steps, stop = effort
-        ends = low, high = tuple(np.array(x) for x in interval)
+        ends = tuple(np.array(x) for x in interval)
         flat_low, flat_high = (x.reshape(len(x), -1) for x in ends)
         start = self._start(index, known)
         for some in self._portions(start, len(of_box)):
@@ -210,7 +222,9 @@ class Passes:
             least, minus_most = bound[: len(b)].T
             flat_low[b, e] = np.maximum(flat_low[b, e], least)
             flat_high[b, e] = np.minimum(flat_high[b, e], -minus_most)
-        return jnp.asarray(low), jnp.asarray(high)
+        # What holds for the first of several copies holds for all of them.
+        first = self._copied(index)
+        return tuple(jnp.asarray(x.reshape(len(x), -1)[:, first].reshape(x.shape)) for x in ends)
 
     def _start(self, index: int, known: Known, windows: bool = True) -> Start:
         segment = self.parts.layers[index].segment

@@ -24,6 +24,7 @@ from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, groups_of
 from stagecert.verify.slopes import SlopeSearch, Tightener
 from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
+from stagecert_check import joining
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker, Report, Task
@@ -165,6 +166,7 @@ def proof_of(model, property, found: Refutation | None = None, *, memory: float 
 
 
 def _checker(model: OpenModel, wanted: Property) -> Checker:
+    joining.check_names(model.several, wanted)
     try:
         return Checker(model.program, wanted)
     except Refused as error:

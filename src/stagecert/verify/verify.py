@@ -35,7 +35,7 @@ from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter, rows_at_once
-from stagecert_check import properties
+from stagecert_check import joining, properties
 from stagecert_check.functions import Refused
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
@@ -286,6 +286,7 @@ class Verification:
         """Works until the property is decided, nothing is left to try, or time is up."""
         self.say("reading the model")
         self.opened = model = opened(self.model)
+        joining.check_names(model.several, self.property)
         check_memory(model.network, self.memory)
         self.network, self.groups = groups_of(model.network, self.property)
         self.states = [
