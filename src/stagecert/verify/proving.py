@@ -22,8 +22,8 @@ from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.networks.regions import Regions, regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import proposed_lines, relax, search
-from stagecert.networks.stepwise import Passes
+from stagecert.networks.search import few_sizes, proposed_lines, relax, search
+from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.properties import Property
 from stagecert.rigor.bounds import Facts
@@ -33,7 +33,7 @@ from stagecert.rigor.functions import Refused
 from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Rows, Slopes, packed
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.queries import Group, for_users, groups_of
-from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible, rows_at_once
+from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
 
 # How often a box that the checker cannot decide is halved, and how many boxes that may make: so
 # many, and so many for each box of the search. Where the search is wrong, all halves stay open.
@@ -123,7 +123,12 @@ def certify(
 
 
 def _cpu() -> Any:
-    """Where slopes are searched: a few rows on one box, which a GPU compiles for minutes."""
+    """Where slopes are searched: a few rows on one box, which a GPU compiles for minutes.
+
+    None is where everything else runs: programs are then compiled once for both.
+    """
+    if jax.default_backend() == "cpu":
+        return None
     try:
         return jax.devices("cpu")[0]
     except RuntimeError:  # no such platform was asked for
@@ -383,8 +388,8 @@ class _Prover:
 
     def search(self, low, high, arguments, rows, goals, steps: int) -> list:
         """Slopes (rows, *shape) of every layer for rows on one box, with given intervals."""
-        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
-        count = 1 << (len(rows) - 1).bit_length()
+        # So that fewer sizes are compiled; the first row fills up the others.
+        count = few_sizes(self.parts.layers, len(rows))
         fill = np.concatenate([np.arange(len(rows)), np.zeros(count - len(rows), int)])
         layers, last = self.parts.layers, self.parts.last
         with jax.enable_x64(True):
