@@ -6,7 +6,6 @@ a few steps better still. Only entries whose activation is not already linear on
 worth the effort.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +18,7 @@ from stagecert.errors import ProblemError
 from stagecert.networks.intervals import interval_bounds
 from stagecert.networks.regions import Regions
 from stagecert.networks.relaxation import Split
-from stagecert.networks.search import CACHED_NUMBERS
-from stagecert.networks.stepwise import Passes
+from stagecert.networks.stepwise import Passes, rows_at_once
 
 KINDS = ("ibp", "backward", "optimised")
 
@@ -90,20 +88,11 @@ def enclose(parts: Split, regions: Regions, how: Intermediate, memory: float, sh
     if how.kind == "ibp":
         return _all_intervals(parts, regions.boxes)
     refine = 1 + (how.steps if how.kind == "optimised" else 0)
-    width = rows_at_once(parts, regions.shapes, memory)
+    width = rows_at_once(parts, memory)
     return Passes(
-        parts, regions, width, refine=refine, share=lambda done, size: show("layers", done, size)
-    ).arguments
-
-
-def rows_at_once(parts: Split, shapes, memory: float) -> int:
-    """How many rows go back through a whole network at a time: a power of two."""
-    entries = sum(math.prod(layer.shape) for layer in parts.layers)
-    entries = max(entries + 2 * sum(map(math.prod, shapes)), 1)
-    rows = int(memory * 2**30 / (8 * 32 * entries))
-    if jax.default_backend() == "cpu":  # larger arrays fall out of the caches
-        rows = min(rows, max(2 * CACHED_NUMBERS // entries, 16))
-    return _floor_power(min(rows, 4096))
+        parts, regions, width, refine=refine,
+        share=lambda layer, done, size: show(f"layer {layer}", done, size),
+    ).arguments  # fmt: skip
 
 
 def _given(parts: Split, regions: Regions, given: tuple) -> tuple:

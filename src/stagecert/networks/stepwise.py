@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,6 +42,8 @@ from stagecert.solvers.damped import Damped
 
 # Neurons that go back at a time, at most.
 LARGEST_PORTION = 2048
+# Neurons times rows at a time: on CPUs, larger arrays fall out of the caches.
+LANE_NUMBERS = 400_000
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Passes:
             1 + k by k steps of the search after it.
         count: only the first so many boxes matter; the others fill up the batch.
         stop: asked between steps; once it says so, `complete` is False and nothing else counts.
-        share: called with how many of how many layers are done.
+        share: called with a layer's number, and how many of how many of its neurons are done.
 
     Attributes:
         arguments: (low, high) of every layer's argument, each with a leading axis of boxes.
@@ -111,10 +114,11 @@ class Passes:
         refine: int = 1,
         count: int | None = None,
         stop: Callable[[], bool] = lambda: False,
-        share: Callable[[int, int], None] = lambda done, size: None,
+        share: Callable[[int, int, int], None] = lambda layer, done, size: None,
     ):
         self._set_up(parts, regions, rows_at_once)
         count = regions.count if count is None else count
+        self.share = share
         for index in range(len(self.layers)):
             if stop():
                 return
@@ -128,7 +132,6 @@ class Passes:
                     # The search is worth its time only where a pass back does not settle it.
                     bent = bent_at(self.layers[index], *interval) if refine > 1 else bent
             self._append(index, known, interval)
-            share(index + 1, len(self.layers))
         self._end()
 
     @classmethod
@@ -222,6 +225,7 @@ class Passes:
             least, minus_most = bound[: len(b)].T
             flat_low[b, e] = np.maximum(flat_low[b, e], least)
             flat_high[b, e] = np.minimum(flat_high[b, e], -minus_most)
+            self.share(index + 1, min(some.stop, len(of_box)), len(of_box))
         # What holds for the first of several copies holds for all of them.
         first = self._copied(index)
         return tuple(jnp.asarray(x.reshape(len(x), -1)[:, first].reshape(x.shape)) for x in ends)
@@ -236,8 +240,10 @@ class Passes:
 
         The last one may end behind them.
         """
-        every = sum(math.prod(shape) for shape in self.planner.shapes.values())
-        neurons = max(self.width * every // (2 * max(start.plan.entries, 1)), 1)
+        # Whole arrays are as many as those of the network, or fewer: one size for all layers.
+        entries = max(start.plan.entries, 1)
+        more = max(self.planner.entries(start.plan) // entries, 1)
+        neurons = max(self.width * more // 2, 1)
         size = min(1 << neurons.bit_length() - 1, LARGEST_PORTION)
         return [slice(begin, begin + size) for begin in range(0, count, size)]
 
@@ -364,20 +370,39 @@ class Passes:
         known, last = self.known_last, self.parts.last
         plan = self.planner.plan(last, known.constant.shape, windows=False)
         start = Start(self.last, last.sources, plan, known)
-        parts = []
-        for begin in range(0, len(of_box), self.width):
-            b, r = of_box[begin : begin + self.width], rows[begin : begin + self.width]
-            pad = self.width - len(b)
-            boxes, some = np.pad(b, (0, pad)).astype(np.int32), np.pad(r, ((0, pad), (0, 0)))
-            nowhere = np.zeros((len(boxes), 0), np.int32)
-            way = self._back(start, boxes, nowhere, some[:, None], full=True)
-            flat = [_flat(x)[: len(b)] for x in (way.coefficients, way.minimisers)]
-            parts.append([np.asarray(way.bound)[: len(b), 0], *flat])
-        if not parts:
+        # Two rows of a box at a time, as of neurons: the programs are the same.
+        order, pairs, place = _pairs(of_box)
+        size = max(self.width // 2, 1)
+        shape = known.constant.shape
+        found: list[list] = [[], [], []]
+        for begin in range(0, len(pairs), size):
+            some = slice(begin, min(begin + size, len(pairs)))
+            boxes = np.zeros(size, np.int32)
+            boxes[: some.stop - begin] = pairs[some]
+            at = (place[:, 0] >= begin) & (place[:, 0] < begin + size)
+            both = np.zeros((size, 2, *shape))
+            both[place[at, 0] - begin, place[at, 1]] = rows[order[at]]
+            nowhere = np.zeros((size, 0), np.int32)
+            way = self._back(start, boxes, nowhere, both, full=True)
+            for column, x in zip(found, (way.bound, way.coefficients, way.minimisers), strict=True):
+                x = np.asarray(x)[..., None] if column is found[0] else _flat(x)
+                column.append(x[place[at, 0] - begin, place[at, 1]])
+        if not pairs.size:
             shapes = (self.planner.shapes[True, k] for k in range(self.planner.inputs))
             entries = sum(map(math.prod, shapes))
             return Found(np.zeros(0), np.zeros((0, entries)), np.zeros((0, entries)))
-        return Found(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        back = np.argsort(order, kind="stable")
+        bound, coefficients, minimisers = (np.concatenate(column)[back] for column in found)
+        return Found(bound[:, 0], coefficients, minimisers)
+
+
+def rows_at_once(parts: Split, memory: float) -> int:
+    """How many rows go back through a network at a time, with so many GiB: a power of two."""
+    neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
+    rows = min(int(memory * 2**30 / (8 * 32 * neurons)), 4096)
+    if jax.default_backend() == "cpu":
+        rows = min(rows, max(LANE_NUMBERS // neurons, 16), 1024)
+    return 1 << max(rows, 1).bit_length() - 1
 
 
 def local(segment: Segment) -> Segment:
@@ -402,8 +427,24 @@ def _places(places: np.ndarray, moves: bool) -> np.ndarray:
     return places if moves else places[:, :0]
 
 
+def _pairs(of_box: np.ndarray):
+    """Rows two by two, each pair of one box.
+
+    The rows sorted by box, the box of each pair, and for each sorted row its pair and its place
+    there.
+    """
+    order = np.argsort(of_box, kind="stable")
+    boxes, counts = np.unique(of_box, return_counts=True)
+    of_each = -(-counts // 2)
+    first_row, first_pair = np.cumsum(counts) - counts, np.cumsum(of_each) - of_each
+    rank = np.arange(len(order)) - np.repeat(first_row, counts)
+    place = np.stack([np.repeat(first_pair, counts) + rank // 2, rank % 2], axis=1)
+    return order, np.repeat(boxes, of_each), place
+
+
 def _flat(arrays: tuple) -> np.ndarray:
-    return np.concatenate([np.asarray(x).reshape(len(x), -1) for x in arrays], axis=1)
+    """Arrays (pairs, 2, ...) with all other axes flattened and joined."""
+    return np.concatenate([np.asarray(x).reshape(*x.shape[:2], -1) for x in arrays], axis=2)
 
 
 def _units(places: np.ndarray, window: Window) -> np.ndarray:

@@ -189,6 +189,18 @@ def _(operation: op.WindowSum, window: Window, weights, shapes, shape):
 
 
 @seen_by.register
+def _(operation: op.Windows, window: Window, weights, shapes, shape):
+    if not _still(window.axes[-1], shape[-1]):
+        return None
+    axes = []
+    for k, (axis, n) in enumerate(zip(window.axes[:-1], shape[:-1], strict=True)):
+        reach = (operation.window[k] - 1) * operation.dilation[k] + 1
+        seen = axis.back(operation.strides[k], reach, 0)
+        axes.append(Stretch(0, shapes[0][k]) if _still(axis, n) else seen)
+    return operation, (window.like(axes),)
+
+
+@seen_by.register
 def _(operation: op.Shift, window: Window, weights, shapes, shape):
     # The constant part is not seen here: what is left is the argument.
     return (op.Sum((1,)), (window,)) if shapes[0] == shape else None
@@ -373,6 +385,11 @@ class Planner:
         self.shapes: dict[Source, Shape] = {(True, k): tuple(s) for k, s in enumerate(inputs)}
         self.shapes |= {(False, k): tuple(layer.shape) for k, layer in enumerate(layers)}
         self.inputs = len(inputs)
+
+    def entries(self, plan: Plan) -> int:
+        """How many entries there were if everything that a plan sees were whole."""
+        blocks = sum(math.prod(self.shapes[False, k]) for k, _ in plan.steps)
+        return blocks + sum(math.prod(self.shapes[True, k]) for k in range(self.inputs))
 
     def read(self, segment: Segment) -> tuple[Shape, ...]:
         """The shapes of what a segment reads."""

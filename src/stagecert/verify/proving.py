@@ -133,7 +133,12 @@ def certify(
 
 
 def _cpu() -> Any:
-    """Where slopes are searched: a few rows on one box, which a GPU compiles for minutes."""
+    """Where slopes are searched: a few rows on one box, which a GPU compiles for minutes.
+
+    None is where everything else runs: programs are then compiled once for both.
+    """
+    if jax.default_backend() == "cpu":
+        return None
     try:
         return jax.devices("cpu")[0]
     except RuntimeError:  # no such platform was asked for

@@ -12,12 +12,11 @@ import numpy as np
 from stagecert.networks import Network
 from stagecert.networks.regions import Regions, regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import proposed_lines, relax, search
-from stagecert.networks.stepwise import Passes
+from stagecert.networks.search import few_sizes, proposed_lines, relax, search
+from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify.certificates import Arrays, Leaf, Rows, Slopes
 from stagecert.verify.queries import for_users
-from stagecert.verify.splitting import rows_at_once
 from stagecert_check.bounds import Facts
 from stagecert_check.checker import Checker
 
@@ -56,8 +55,8 @@ class SlopeSearch:
 
     def found(self, low, high, arguments, rows, goals, steps: int) -> list[Slopes]:
         """Slopes (rows, *shape) of every layer for rows on one box, with given intervals."""
-        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
-        count = 1 << (len(rows) - 1).bit_length()
+        # So that fewer sizes are compiled; the first row fills up the others.
+        count = few_sizes(self.parts.layers, len(rows))
         fill = np.concatenate([np.arange(len(rows)), np.zeros(count - len(rows), int)])
         layers, last = self.parts.layers, self.parts.last
         with jax.enable_x64(True):

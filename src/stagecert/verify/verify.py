@@ -18,7 +18,8 @@ from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.stepwise import Passes
+from stagecert.networks.search import few_sizes
+from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify import agreement, attack
 from stagecert.verify.complete import Complete
@@ -34,7 +35,7 @@ from stagecert.verify.proving import (
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
-from stagecert.verify.splitting import Splitter, rows_at_once
+from stagecert.verify.splitting import Splitter
 from stagecert_check import joining, properties
 from stagecert_check.functions import Refused
 
@@ -525,8 +526,9 @@ class Verification:
         ]
         if not any(map(len, picks)):
             return
-        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
-        most = 1 << (max(map(len, picks)) - 1).bit_length()
+        # So that fewer sizes are compiled; the first row fills up the others.
+        parts = self._split_network()
+        most = few_sizes(parts.layers, max(map(len, picks)), len(chosen))
         picks = [np.concatenate([p, np.repeat(p[:1], most - len(p))]) for p in picks]
         self.say(f"bounding {len(chosen)} boxes x {most} rows: {how}")
         simple = how in ("ibp", "backward")
@@ -558,11 +560,17 @@ class Verification:
         ends = [(self.groups[g].inputs.lower64, self.groups[g].inputs.upper64) for g in chosen]
         return tuple(np.stack(end).astype(float) for end in zip(*ends, strict=True))  # type: ignore
 
+    def _split_network(self) -> Split:
+        """The network, cut at its activations, as float64 arrays."""
+        if self.parts is None:
+            with jax.enable_x64(True):
+                self.parts = as_arrays(split(self.network), jnp.float64)
+        return self.parts
+
     def _by_passes(self, how: str, chosen: list[int], picks: list) -> "_Bounded | None":
         """One pass back, on intervals or on intervals that passes back have tightened."""
         with jax.enable_x64(True):
-            parts = self.parts or as_arrays(split(self.network), jnp.float64)
-            self.parts = parts
+            parts = self._split_network()
             lower, upper = self._boxes(chosen)
             regions = regions_of(
                 self.network, for_users(self.network, lower), for_users(self.network, upper), None
@@ -570,7 +578,9 @@ class Verification:
             passes = Passes(
                 parts, regions, rows_at_once(parts, self.memory),
                 refine=how == "backward", stop=self._late,
-                share=lambda done, size: self.say(f"bounding: {how}, layer {done} of {size}"),
+                share=lambda layer, done, size: self.say(
+                    f"bounding: {how}, layer {layer} of {len(parts.layers)}, {done} of {size}"
+                ),
             )  # fmt: skip
             if not passes.complete:
                 return None
