@@ -410,6 +410,9 @@ class Certificate(eqx.Module):
         """Reads what `save` wrote; `problem` says how the arrays are arranged."""
         like = shape_of_certificate(problem)
         try:
+            # NumPy takes whatever is no archive for pickled data.
+            if os.path.getsize(path) and not zipfile.is_zipfile(path):
+                raise ValueError("it is no .npz file, which Certificate.save writes.")
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
         except (
@@ -421,6 +424,8 @@ class Certificate(eqx.Module):
             zipfile.BadZipFile,
             zlib.error,
         ) as error:
+            if isinstance(error, OSError):
+                raise ProblemError(f"{path} cannot be read: {error.strerror}.") from error
             raise ProblemError(f"{path} is not a certificate: {error}") from error
         if "structure" not in arrays or "bound" not in arrays:
             raise ProblemError(f"{path} is not a certificate: it has no header.")

@@ -91,6 +91,11 @@ class Row:
     role: str
     reason: str | None = None
 
+    @property
+    def supported(self) -> bool | None:
+        """Whether stagecert can handle it; None if that depends on a node that it refuses."""
+        return None if self.role == "unknown" else self.reason is None
+
 
 @dataclass(frozen=True)
 class Description:
