@@ -478,6 +478,9 @@ class Certificate(eqx.Module):
     def load(path: str | os.PathLike, problem: Problem) -> "Certificate":
         """Reads what `save` wrote; `problem` says how the arrays are arranged."""
         try:
+            # NumPy takes whatever is no archive for pickled data.
+            if os.path.getsize(path) and not zipfile.is_zipfile(path):
+                raise ValueError("it is no .npz file, which Certificate.save writes.")
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 arrays = {name: held[name] for name in held.files}
         except (
@@ -489,6 +492,8 @@ class Certificate(eqx.Module):
             zipfile.BadZipFile,
             zlib.error,
         ) as error:
+            if isinstance(error, OSError):
+                raise ProblemError(f"{path} cannot be read: {error.strerror}.") from error
             raise ProblemError(f"{path} is not a certificate: {error}") from error
         if "structure" not in arrays or "bound" not in arrays:
             raise ProblemError(f"{path} is not a certificate: it has no header.")

@@ -80,7 +80,28 @@ def _call(function, arguments, where: str):
         raise
     except Exception as error:
         summary = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ProblemError(f"{where} failed on inputs of the right shapes: {summary}") from error
+        raise ProblemError(
+            f"{where} failed on inputs of the right shapes: {summary}{_advice(error)}"
+        ) from error
+
+
+def _advice(error: Exception) -> str:
+    """What to do about functions that ask for numbers where JAX traces them."""
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "\nNumPy's functions need numbers: use those of jax.numpy, jnp.exp for np.exp."
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return (
+            "\n`if`, `while`, `and`, `min(a, b)` need to know which case it is: use "
+            "jnp.where(condition, a, b), or sc.maximum and sc.minimum."
+        )
+    if isinstance(
+        error, (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
+    ):
+        return (
+            "\nfloat(), int() and the functions of `math` need numbers: use those of jax.numpy, "
+            "jnp.exp for math.exp."
+        )
+    return ""
 
 
 def _check_floating(shape, where: str) -> None:

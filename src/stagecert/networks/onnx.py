@@ -96,6 +96,11 @@ class Row:
     reason: str | None = None
     relaxation: str | None = None
 
+    @property
+    def supported(self) -> bool | None:
+        """Whether stagecert can handle it; None if that depends on a node that it refuses."""
+        return None if self.role == "unknown" else self.reason is None
+
 
 @dataclass(frozen=True)
 class Description:
