@@ -139,8 +139,8 @@ def _of_largest(problem: Any, units: Sides, functions=(_largest, _nothing)) -> A
     """The problem of minimising the largest constraint; with no functions, the axes of a batch."""
     largest, nothing = functions
     held = _Held(replace(problem, objective=Objective(nothing), guide=None), units)
-    guide = None if largest is None else Guide(followed=True)
-    return replace(problem, objective=Objective(largest, held), constraints=(), guide=guide)
+    objective, guide = Objective(largest, held), Guide(followed=True)
+    return replace(problem, objective=objective, constraints=(), guide=guide)
 
 
 # -- what solve calls ------------------------------------------------------------------------------
