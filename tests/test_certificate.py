@@ -507,8 +507,11 @@ def test_loading_something_else(tmp_path):
             sc.Certificate.load(path, problem)
     with pytest.raises(sc.ProblemError):
         sc.Certificate.load(tmp_path, problem)
-    with pytest.raises(sc.ProblemError):
+    with pytest.raises(sc.ProblemError, match="nothing cannot be read: No such file"):
         sc.Certificate.load(tmp_path / "nothing", problem)
+    path.write_bytes(broken["text"])
+    with pytest.raises(sc.ProblemError, match=r"it is no \.npz file"):
+        sc.Certificate.load(path, problem)
 
 
 def test_loading_the_certificate_of_another_problem(tmp_path):

@@ -1,13 +1,18 @@
 """Pages are well-formed, self-contained, and show what they were given."""
 
+import base64
 import html.parser
+import io
 import math
+import re
 
 import numpy as np
 import pytest
 
 from stagecert import machine
+from stagecert.charts import Axis, Curve, chart
 from stagecert.html import Page
+from stagecert.pictures import png
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -66,6 +71,8 @@ def test_nests_and_refers_to_nothing_outside():
     page.heading("Second")
     page.facts(machine.made())
     two_figures(page)
+    page.chart(chart([Curve("<a>", [1, 2], [3, 4])], Axis("<x>"), Axis("y & z")), "a 'chart' <1>")
+    page.headline([("96 %", "<accuracy>", "a & b")])
     text = str(page)
     read = Reader(text)
     assert read.cells[:4] == ["<script>alert(1)</script>", "3", "", "0.25"]
@@ -109,3 +116,49 @@ def test_numbers_stand_on_the_right():
     page.table(["a"], [["38 %"], ["7.97 (7.95)"], ["-1.2e-05"], ["–"], [3], ["20/10/4"], ["3 s"]])
     right = [line.count("class='number'>") for line in str(page).split("<tr>")[2:]]
     assert right == [1, 1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4, 2, 3)])
+def test_pictures_hold_the_pixels(shape):
+    """Matplotlib's own reader gets the levels back."""
+    from matplotlib.image import imread
+
+    pixels = np.random.default_rng(0).uniform(-0.2, 1.2, shape)
+    wanted = np.round(np.clip(pixels, 0, 1) * 255) / 255
+    np.testing.assert_allclose(imread(io.BytesIO(png(pixels))), wanted, atol=1e-6)
+    page = Page("t")
+    page.pictures([(pixels, "a 'picture' <b>")])
+    (source,) = [r for r in Reader(str(page)).references if r.startswith("data:image/png;base64,")]
+    assert base64.b64decode(source.partition(",")[2]) == png(pixels)
+
+
+def test_only_sortable_tables_bring_a_script():
+    page = Page("t")
+    page.table(["a"], [[1]])
+    assert "<script" not in str(page)
+    page.table(["a"], [[1]], sortable=True)
+    assert str(page).count("<script") == 1
+    assert str(page).count("<table class='sortable'") == 1
+
+
+def ticks(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def test_ticks_are_numbers_written_out():
+    times = [0.0421, 0.4, 3.0, 17.0]
+    across = Axis("seconds", log=True)
+    found = ticks(chart([Curve("a", times, [1, 2, 3, 4], "steps")], across, Axis("n", whole=True)))
+    assert found == ["1", "2", "3", "4", "0.05", "0.1", "0.2", "0.5", "1", "2", "5", "10",
+                     "seconds", "n"]  # fmt: skip
+    shares = chart(
+        [Curve("a", [0, 0.1], [0.5, 1])], Axis("x"), Axis("y", ends=(0, 1), percent=True)
+    )
+    assert {"0 %", "20 %", "100 %", "0.02"} <= set(ticks(shares))
+    # Decades alone, where there are many.
+    far = ticks(chart([Curve("a", [1e-3, 1e3], [1, 2])], across, Axis("n")))
+    assert {"0.001", "1", "1,000"} <= set(far)
+    assert "0.002" not in far
+    # One point, and none that can be drawn.
+    assert "1" in ticks(chart([Curve("a", [1.0], [1])], across, Axis("n", whole=True)))
+    assert ticks(chart([Curve("a", [], [])], Axis("x"), Axis("n")))

@@ -26,13 +26,13 @@ LAYERS = [
     ("bad_input",  "stagecert_check.errors",
                    "",
                    ""),
-    ("basics",     "errors files tree codes machine html compiling",
+    ("basics",     "errors files tree codes machine charts pictures html compiling",
                    "bad_input",
-                   "jax matplotlib"),
+                   "jax matplotlib numpy"),
     # In order: a module imports only modules that come before it.
-    ("core",       "jaxprs evidence sets inside pieces problem enclosure reformulation certificate "
-                   "degeneracy solvers solution validate check curvature batch assumptions lanes "
-                   "solving plotting",
+    ("core",       "jaxprs evidence sets inside pieces sides problem enclosure reformulation "
+                   "repairing certificate degeneracy solvers solution validate check curvature "
+                   "batch assumptions lanes searching guiding solving plotting",
                    "basics",
                    "equinox flint jax matplotlib numpy rich scipy"),
     ("networks",   "networks",
@@ -59,13 +59,13 @@ LAYERS = [
     # What decides.
     ("sweeps",     "sweeps",
                    "basics",
-                   "jax matplotlib numpy ray"),
+                   "jax numpy pyarrow ray"),
     ("verify",     "verify",
                    "basics core networks reader checker sweeps",
                    "equinox jax numpy onnx onnxruntime"),
     ("robust",     "robust",
                    "basics networks reader checker sweeps verify",
-                   "numpy onnx pyarrow"),
+                   "numpy onnx"),
     ("cli",        "cli __main__",
                    "basics core networks checker sweeps verify robust",
                    "jax numpy rich typer"),

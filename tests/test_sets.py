@@ -507,47 +507,59 @@ def test_product_of_positional_sets_is_a_tuple():
 
 NAN, INF = float("nan"), float("inf")
 BAD = [
-    (Box(np.array([0.0, 2.5]), np.array([1.0, 1.5])),
+    (lambda: Box(np.array([0.0, 2.5]), np.array([1.0, 1.5])),
      "Box is empty: lower[1] = 2.5 exceeds upper[1] = 1.5"),
-    (Box(np.array([[0.0, 3.0]]), 2.0), "lower[0, 1] = 3.0 exceeds upper[0, 1] = 2.0"),
-    (Box(1.0, 0.5), "lower = 1.0 exceeds upper = 0.5"),
-    (Box(np.array([0.0, NAN]), 1.0), "Box has a NaN: lower[1] = nan"),
-    (Box(0.0, np.array([1.0, 1.0, INF])), "Box is unbounded: upper[2] = inf"),
-    (Box(-INF, np.ones(2)), "Box is unbounded: lower = -inf"),
-    (Box(np.zeros(2), np.ones(3)), "lower has shape (2,) but upper (3,)"),
-    (Box(np.zeros((1, 2)), np.ones(2)), "lower has shape (1, 2) but upper (2,)"),
-    (Box(np.zeros(2, int), np.ones(2, int)), "must be floating, got int64 and int64"),
-    (Box(np.zeros(2, complex), 1.0), "must be floating, got complex128 and float"),
-    (Box(["a"], 1.0), "must be floating, got list and float"),
-    (Box(np.array(["a"]), 1.0), "must be floating, got <U1 and float"),
-    (Ball(np.zeros(2), 0.0), "Ball: radius must be one positive number, got 0.0"),
-    (Ball(np.zeros(2), -1.5), "Ball: radius must be one positive number, got -1.5"),
-    (Ball(np.zeros(2), INF), "Ball is unbounded: radius = inf"),
-    (Ball(np.zeros(2), NAN), "Ball has a NaN: radius = nan"),
-    (Ball(np.array([0.0, NAN]), 1.0), "Ball has a NaN: middle[1] = nan"),
-    (Ball(np.zeros(2), np.ones(2)), "radius must be one positive number, got [1. 1.]"),
-    (Ball(np.zeros((0, 2)), 1.0), "middle has no entries, its shape is (0, 2)"),
-    (Simplex(0), "Simplex: size must be a positive integer, got 0"),
-    (Simplex((2, 3)), "Simplex: size must be a positive integer, got (2, 3)"),  # type: ignore
-    (Simplex(2.0), "Simplex: size must be a positive integer, got 2.0"),  # type: ignore
-    (Simplex(2, -0.5), "Simplex: total must be one positive number, got -0.5"),
-    (Simplex(2, 0.0), "Simplex: total must be one positive number, got 0.0"),
-    (Simplex(2, NAN), "Simplex has a NaN: total = nan"),
-    (Simplex(2, INF), "Simplex is unbounded: total = inf"),
-    (Simplex(2, np.ones(2)), "total must be one positive number, got [1. 1.]"),
-    (Product(), "Product has no parts"),
-    (Product({}), "Product has no parts"),
-    (Product({"a": BOX, "b": (BALL, Box(1.0, 0.0))}),
+    (lambda: Box(np.array([[0.0, 3.0]]), 2.0), "lower[0, 1] = 3.0 exceeds upper[0, 1] = 2.0"),
+    (lambda: Box(1.0, 0.5), "lower = 1.0 exceeds upper = 0.5"),
+    (lambda: Box(np.array([0.0, NAN]), 1.0), "Box has a NaN: lower[1] = nan"),
+    (lambda: Box(0.0, np.array([1.0, 1.0, INF])), "Box is unbounded: upper[2] = inf"),
+    (lambda: Box(-INF, np.ones(2)), "Box is unbounded: lower = -inf"),
+    (lambda: Box(np.zeros(2), np.ones(3)), "lower has shape (2,) but upper (3,)"),
+    (lambda: Box(np.zeros((1, 2)), np.ones(2)), "lower has shape (1, 2) but upper (2,)"),
+    (lambda: Box(np.zeros(2, int), np.ones(2, int)), "must be floating, got int64 and int64"),
+    (lambda: Box(np.zeros(2, complex), 1.0), "must be floating, got complex128 and float"),
+    (lambda: Box(["a"], 1.0), "must be floating, got list and float"),
+    (lambda: Box(np.array(["a"]), 1.0), "must be floating, got <U1 and float"),
+    (lambda: Ball(np.zeros(2), 0.0), "Ball: radius must be one positive number, got radius = 0.0"),
+    (lambda: Ball(np.zeros(2), -1.5), "radius must be one positive number, got radius = -1.5"),
+    (lambda: Ball(np.zeros(2), INF), "Ball is unbounded: radius = inf"),
+    (lambda: Ball(np.zeros(2), NAN), "Ball has a NaN: radius = nan"),
+    (lambda: Ball(np.array([0.0, NAN]), 1.0), "Ball has a NaN: middle[1] = nan"),
+    (lambda: Ball(np.zeros(2), np.ones(2)), "radius must be one positive number, got [1. 1.]"),
+    (lambda: Ball(np.zeros((0, 2)), 1.0), "middle has no entries, its shape is (0, 2)"),
+    (lambda: Simplex(0), "Simplex: size must be a positive integer, got 0"),
+    (lambda: Simplex((2, 3)), "Simplex: size must be a positive integer, got (2, 3)"),  # type: ignore
+    (lambda: Simplex(2.0), "Simplex: size must be a positive integer, got 2.0"),  # type: ignore
+    (lambda: Simplex(2, -0.5), "Simplex: total must be one positive number, got total = -0.5"),
+    (lambda: Simplex(2, 0.0), "Simplex: total must be one positive number, got total = 0.0"),
+    (lambda: Simplex(2, NAN), "Simplex has a NaN: total = nan"),
+    (lambda: Simplex(2, INF), "Simplex is unbounded: total = inf"),
+    (lambda: Simplex(2, np.ones(2)), "total must be one positive number, got [1. 1.]"),
+    (lambda: Product(), "Product has no parts"),
+    (lambda: Product({}), "Product has no parts"),
+    (lambda: Product({"a": BOX, "b": (BALL, Box(1.0, 0.0))}),
+     "Box is empty: lower = 1.0 exceeds upper = 0.0"),
+    (lambda: Product({"a": BOX, "b": (BALL, Box(jnp.ones(()), 0.0))}),
      "Product part ['b'][1]: Box is empty: lower = 1.0 exceeds upper = 0.0"),
-    (Product(BOX, 3.0), "Product part [1] is not a set but 3.0"),
+    (lambda: Product(BOX, 3.0), "Product part [1] is not a set but 3.0"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD, ids=[message for _, message in BAD])
 def test_validation_names_what_is_wrong(bad, message):
     with pytest.raises(ProblemError) as caught:
-        bad.validate()
+        bad().validate()
     assert message in str(caught.value)
+
+
+def test_what_is_no_set_is_said_where_it_is_written_down():
+    for bad in (lambda: Box(0.0, np.array([1.0, NAN])), lambda: Box(1.0, 0.5),
+                lambda: Ball(np.zeros(2), -1.0), lambda: Simplex(2, -0.5)):  # fmt: skip
+        with pytest.raises(ProblemError):
+            bad()
+    # Arrays of JAX may be traced, or a batch of sets: these are looked at by `solve`.
+    assert jax.jit(lambda x: Ball(jnp.zeros(2), x).radius)(-1.0) == -1
+    assert Ball(jnp.zeros((3, 2)), jnp.ones(3)).radius.shape == (3,)
 
 
 @each_set

@@ -1,5 +1,7 @@
 """Bad input: one clear exception, before any work."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,6 +65,21 @@ BAD = {
         (stage(lower=lambda s, z: s @ jnp.ones((5, 5))),),
         total,
         r"Stage 0 failed on inputs of the right shapes",
+    ),
+    "a function of NumPy": (
+        (stage(upper=lambda s, z: np.exp(s)),),
+        total,
+        r"(?s)Stage 0 failed.*use those of jax.numpy, jnp.exp for np.exp",
+    ),
+    "a function of math": (
+        (stage(upper=lambda s, z: jnp.full(2, math.exp(s[0]))),),
+        total,
+        r"(?s)Stage 0 failed.*functions of `math` need numbers",
+    ),
+    "an if": (
+        (stage(upper=lambda s, z: s if s[0] > 0 else 2 * s),),
+        total,
+        r"(?s)Stage 0 failed.*use jnp.where\(condition, a, b\)",
     ),
     "no function": ((stage(lower=3.0),), total, r"Stage 0: lower must be a function, not 3.0"),
     "no stage": ((3,), total, r"Stage 0 must be a Stage"),
@@ -146,9 +163,10 @@ def test_bad_problems_are_refused(stages, objective, message):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (sc.Box(np.ones(2), np.zeros(2)), "Box is empty"),
-        (sc.Box(np.zeros(2), np.array([1.0, np.inf])), "unbounded|not finite"),
-        (sc.Ball(np.zeros(2), -1.0), "radius"),
+        # Of JAX arrays: with NumPy's they are refused where they are written down.
+        (sc.Box(jnp.ones(2), jnp.zeros(2)), "Box is empty"),
+        (sc.Box(jnp.zeros(2), jnp.array([1.0, jnp.inf])), "unbounded|not finite"),
+        (sc.Ball(jnp.zeros(2), -1.0), "radius"),
         (np.zeros(2), "inputs must be a set"),
     ],
 )

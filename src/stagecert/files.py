@@ -2,12 +2,15 @@
 
 import contextlib
 import csv
+import errno
 import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from stagecert.errors import ProblemError
 
 
 @contextlib.contextmanager
@@ -27,6 +30,17 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: Path) -> None:
+    """Says if a file could not be written, before the work that is to fill it."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ProblemError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def write_whole(path: Path, text: str | bytes) -> None:

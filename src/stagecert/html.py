@@ -1,9 +1,10 @@
 """Reports as one HTML file each, which needs no network, no server and no other file.
 
-Whatever is given as text is shown as that text: nothing in it is read as HTML. Figures come from
-matplotlib and become part of the page as SVG.
+Whatever is given as text is shown as that text: nothing in it is read as HTML. Charts are SVG,
+pictures PNG, and both are part of the page.
 """
 
+import base64
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,10 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stagecert.files import write_whole
+from stagecert.pictures import png
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --quiet: #767676; --shade: #8881; }
@@ -30,7 +34,43 @@ tbody tr { border-bottom: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; }
 figure { margin: 1rem 0; }
 figure svg { max-width: 100%; height: auto; background: white; }
+figure svg.chart { background: none; }
+.headline { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; margin: 1.2rem 0; }
+.headline div { min-width: 9rem; max-width: 16rem; }
+.headline b { display: block; font-size: 2.2rem; line-height: 1.1; }
+.headline span { display: block; color: var(--quiet); }
+.pictures { display: inline-flex; gap: .6rem; margin: .8rem 2rem 1rem 0; }
+.pictures figure { margin: 0; }
+.pictures img { width: 7rem; max-width: 100%; image-rendering: pixelated; display: block;
+  border: 1px solid var(--line); }
+.sortable th { cursor: pointer; }
+.sortable th[aria-sort=ascending]::after { content: " \\2191"; }
+.sortable th[aria-sort=descending]::after { content: " \\2193"; }
 pre { background: var(--shade); padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+"""
+
+# Sorts a table by the column whose heading is clicked: numbers as numbers, empty cells last.
+_SORT = """
+for (const table of document.querySelectorAll("table.sortable")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, at) => {
+    head.tabIndex = 0;
+    const sort = () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach(other => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...table.tBodies[0].rows].map(row => [row.cells[at].textContent, row]);
+      rows.sort(([a], [b]) => {
+        if (a === "" || b === "") return (a === "") - (b === "");
+        const order = isNaN(a) || isNaN(b) ? a.localeCompare(b, "en", {numeric: true}) : a - b;
+        return down ? -order : order;
+      });
+      table.tBodies[0].append(...rows.map(([, row]) => row));
+    };
+    head.addEventListener("click", sort);
+    head.addEventListener("keydown", event => { if (event.key === "Enter") sort(); });
+  });
+}
 """
 
 
@@ -50,6 +90,7 @@ class Page:
         self._body: list[str] = []
         self._contents: list[tuple[str, str]] = []
         self._figures = 0
+        self._sorts = False
 
     def heading(self, text: str, level: int = 2) -> None:
         """A heading; those of level 2 are listed at the top of the page."""
@@ -66,10 +107,28 @@ class Page:
         """Text as it would be typed: a command."""
         self._body.append(f"<pre><code>{escape(text)}</code></pre>")
 
+    def headline(self, numbers: Iterable[tuple[str, str, str]]) -> None:
+        """The numbers that matter most, in large type: (number, what it is, a note)."""
+        parts = "".join(
+            f"<div><b>{escape(number)}</b>{escape(name)}<span>{escape(note)}</span></div>"
+            for number, name, note in numbers
+        )
+        self._body.append(f"<div class='headline'>{parts}</div>")
+
     def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = ""
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        caption: str = "",
+        *,
+        sortable: bool = False,
     ) -> None:
-        """A table. Numbers stand on the right; None is an empty cell."""
+        """A table. Numbers stand on the right; None is an empty cell.
+
+        A sortable one is sorted by the column whose heading is clicked.
+        """
+        self._sorts |= sortable
+        kind = " class='sortable'" if sortable else ""
         body = [[_cell(value) for value in row] for row in rows]
         # A heading stands where most of its column does.
         right = [
@@ -83,7 +142,7 @@ class Page:
         lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in body)
         title = f"<caption>{escape(caption)}</caption>" if caption else ""
         self._body.append(
-            f"<div class='wide'><table>{title}<thead><tr>{head}</tr></thead>\n"
+            f"<div class='wide'><table{kind}>{title}<thead><tr>{head}</tr></thead>\n"
             f"<tbody>{lines}</tbody></table></div>"
         )
 
@@ -102,6 +161,21 @@ class Page:
         picture = picture.replace("<svg", f"<svg role='img' aria-label='{escape(caption)}'", 1)
         self._body.append(f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>")
 
+    def chart(self, svg: str, caption: str) -> None:
+        """What `stagecert.charts.chart` drew."""
+        svg = svg.replace("<svg", f"<svg role='img' aria-label='{escape(caption)}'", 1)
+        self._body.append(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
+
+    def pictures(self, pictures: Iterable[tuple[np.ndarray, str]]) -> None:
+        """Pictures beside each other, (pixels, caption); for the pixels see `pictures.png`."""
+        parts = "".join(
+            f"<figure><img alt='{escape(caption)}' "
+            f"src='data:image/png;base64,{base64.b64encode(png(pixels)).decode()}'>"
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+            for pixels, caption in pictures
+        )
+        self._body.append(f"<div class='pictures'>{parts}</div>")
+
     def __str__(self) -> str:
         links = "".join(f"<a href='#{name}'>{escape(text)}</a>" for name, text in self._contents)
         return "\n".join(
@@ -119,6 +193,7 @@ class Page:
                 f"<p>{escape(self._lead)}</p>" if self._lead else "",
                 f"<nav>{links}</nav>" if len(self._contents) > 1 else "",
                 *self._body,
+                f"<script>{_SORT}</script>" if self._sorts else "",
                 "</body>",
                 "</html>",
                 "",

@@ -15,6 +15,10 @@ from stagecert.tree import dot, select, subtract
 
 Point = Any  # a pytree of arrays; a single array for Box, Ball and Simplex
 Bound = tuple[Point, jax.Array]  # a point and a value
+# What people write sets down with. Arrays of JAX may be batches of sets, or traced.
+_WRITTEN = (np.ndarray, np.generic, float, int)
+# The fields of sets that are numbers.
+_NUMBERS = ("lower", "upper", "middle", "radius", "total")
 
 
 class AbstractSet(eqx.Module):
@@ -51,6 +55,28 @@ class AbstractSet(eqx.Module):
         """
         size = jax.tree.map(lambda x: np.full(x.shape, np.inf), jax.eval_shape(self.centre))
         return jax.tree.map(np.negative, size), size
+
+    def __check_init__(self) -> None:
+        """What can be no set, nor a batch of sets, is said where it is written down.
+
+        `solve` looks at the rest. Arrays of JAX may be traced, and are not looked at here.
+        """
+        held = {name: getattr(self, name) for name in _NUMBERS if hasattr(self, name)}
+        if not all(isinstance(value, _WRITTEN) for value in held.values()):
+            return
+        arrays = {name: np.asarray(value) for name, value in held.items()}
+        if any(array.dtype.kind != "f" for array in arrays.values()):
+            return
+        owner = type(self).__name__
+        for name, array in arrays.items():
+            _reject(np.isnan(array), f"{owner} has a NaN: {{}}", **{name: array})
+            if name in ("radius", "total"):
+                message = f"{owner}: {name} must be one positive number, got {{}}"
+                _reject(array <= 0, message, **{name: array})
+        ends = [arrays[name] for name in ("lower", "upper") if name in arrays]
+        if len(ends) == 2 and (ends[0].shape == ends[1].shape or not all(e.ndim for e in ends)):
+            lower, upper = np.broadcast_arrays(*ends)
+            _reject(lower > upper, f"{owner} is empty: {{}} exceeds {{}}", lower=lower, upper=upper)
 
     @abc.abstractmethod
     def validate(self) -> None:

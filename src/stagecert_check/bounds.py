@@ -63,6 +63,8 @@ class Facts:
         `tighter`, which is called with the facts, the activation and its argument.
         """
         for index, node in enumerate(self.program.nodes):
+            if self._taken(index):
+                continue
             size = None
             if isinstance(node.operation, Activation):
                 if passes:
@@ -105,6 +107,14 @@ class Facts:
                    function.offset(low, high, high_slope, -1)]  # fmt: skip
         real = self.arithmetic
         return tuple(real.array(x) for x in (low_slope, offsets[0], high_slope, offsets[1]))  # type: ignore
+
+    def _taken(self, index: int) -> bool:
+        """Whether a value's facts were taken from elsewhere."""
+        return False
+
+    def _slopes(self, index: int, low, high):
+        """The slopes of an activation's lines on some intervals."""
+        return self.program.nodes[index].operation.slopes(low, high)  # type: ignore
 
     def _next_input(self, shape):
         count = int(np.prod(shape))
@@ -187,10 +197,16 @@ class Facts:
         flat[of, entry] = sign * best
         self._magnitudes.pop(index, None)
 
+    def meet(self, index: int, whole: "Facts") -> None:
+        """Makes intervals tighter by those of one box that contains all."""
+        self.low[index] = np.maximum(self.low[index], whole.low[index])
+        self.high[index] = np.minimum(self.high[index], whole.high[index])
+        self._magnitudes.pop(index, None)
+
     def _activation(self, function: Activation, index: int, argument: int):
         real = self.arithmetic
         low, high = self.boxes[index] = real.outward(self.low[argument], self.high[argument])
-        self.lines[index] = self.line(index, slice(None), *function.slopes(low, high))
+        self.lines[index] = self.line(index, slice(None), *self._slopes(index, low, high))
         return tuple(map(real.array, function.image(low, high)))
 
 
@@ -260,7 +276,7 @@ class _Pass:
 
     def bounds(self) -> np.ndarray:
         facts, nodes = self.facts, self.facts.program.nodes
-        for index in range(max(self.cotangents), -1, -1):
+        for index in range(max(self.cotangents, default=-1), -1, -1):
             if index not in self.cotangents:
                 continue
             g, node = self.cotangents.pop(index), nodes[index]

@@ -9,6 +9,7 @@ What is made of lines is in straight.py.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -525,6 +526,26 @@ def _hard_sigmoid(alpha: float, beta: float) -> Piecewise:
     return Piecewise("hard_sigmoid", knots, [0.0, alpha, 0.0], offsets)
 
 
+def _broken_line(**numbers: float) -> Piecewise:
+    count = sum(name.startswith("knot") for name in numbers)
+    knots = [(numbers[f"knot{k}"],) * 2 for k in range(count)]
+    slopes, offsets = (
+        [numbers[f"{name}{k}"] for k in range(count + 1)] for name in ("slope", "offset")
+    )
+    if any(not a < b for (a, _), (b, _) in itertools.pairwise(knots)):
+        raise Refused("has knots that are not in order")
+    return Piecewise("broken_line", knots, slopes, offsets)
+
+
+def _reverting_softplus(threshold: float) -> Smooth:
+    """Softplus up to a threshold, and x beyond: it falls a little there."""
+    if not 0 <= threshold < 1e4:
+        raise Refused(f"needs a threshold between 0 and 1e4, not {threshold}")
+    end = arb(threshold)
+    soft = Region(arb.neg_inf(), end, 1, _softplus, _sigmoid, left=_FLAT)
+    return Smooth("reverting_softplus", [soft, _straight(end, arb.pos_inf(), arb(1))], 1e4)
+
+
 def _celu(alpha: float) -> Smooth:
     if not alpha > 0:
         raise Refused(f"needs a positive alpha, not {alpha}")
@@ -546,6 +567,8 @@ _MAKERS: dict[str, Callable[..., Activation]] = {
     "abs": lambda: _kinked("abs", -1.0, 1.0),
     "clip": _clip,
     "hard_sigmoid": _hard_sigmoid,
+    "broken_line": _broken_line,
+    "reverting_softplus": _reverting_softplus,
     "hard_swish": _hard_swish,
     "elu": lambda alpha: _exponential("elu", arb(alpha), arb(1), arb(1)),
     "selu": lambda alpha, gamma: _exponential("selu", arb(gamma) * alpha, arb(1), arb(gamma)),

@@ -7,19 +7,21 @@ Nothing is guessed: an operator, attribute, type or shape that is not handled he
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import onnx
-from flint import arb
+from flint import arb, fmpq
 
 from stagecert_check import external, inlining, linear
-from stagecert_check.constants import FOLDED, MOST_COMPUTED, balls, fold, near
+from stagecert_check.constants import FOLDED, MOST_COMPUTED, balls, fold, near, settled
 from stagecert_check.functions import Activation, Refused, Value
 from stagecert_check.numbers import Arithmetic
 
 OPSETS = range(7, 29)
 MOST_ENTRIES = 2**27
+_MOST_STEPS = 32  # products and sums with single numbers, one after the other
 FLOATS = (1, 10, 11, 16)  # TensorProto: FLOAT, FLOAT16, DOUBLE, BFLOAT16
 
 
@@ -37,6 +39,16 @@ class Shift:
     """x plus a constant of x's shape."""
 
     constant: Any
+
+
+class Part(Activation):
+    """What is only understood as a part of an activation: a comparison.
+
+    It has no bounds of its own, so none may be left when a model is read.
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
 
 
 @dataclass
@@ -86,6 +98,9 @@ class _Reader:
         self.program = Program()
         self.values: dict[str, Any] = {}  # NumPy arrays are constants, Values are not
         self.steps: dict[int, tuple[Value, arb, arb]] = {}  # nodes a * x + b with single numbers
+        # The same where the numbers are rational, and what comparisons say: see branches.py.
+        self.rationals: dict[int, tuple[Value, Fraction, Fraction]] = {}
+        self.conditions: dict[int, Any] = {}
         self.floats: set[int] = set()  # the floating-point types that the model has
         self._computed = 0  # entries of constants
 
@@ -108,6 +123,9 @@ class _Reader:
                 value = self._constant_output(info.name, value)
             self.program.outputs.append(value.index)
         _drop_unused(self.program)
+        for node in self.program.nodes:
+            if isinstance(node.operation, Part):
+                raise Refused(f"{node.operation.kind} is only supported inside activations")
 
     def _set(self, name: str, value: Any) -> None:
         if not name or name in self.values:
@@ -380,8 +398,8 @@ class Call:
             raise Refused(f"makes a tensor of shape {tuple(shape)}, which is too large")
         return self.move(lambda a: np.broadcast_to(a, shape), x)
 
-    def scale(self, x: Value, factor: np.ndarray) -> Value:
-        """x times a constant."""
+    def scale(self, x: Value, factor: np.ndarray, number: Fraction | None = None) -> Value:
+        """x times a constant; `number` is what a single one is, where float64 does not hold it."""
         shape = np.broadcast_shapes(x.shape, factor.shape)
         x, (numbers, loose) = self.broadcast(x, shape), self.weights(factor)
         if not loose and np.all(numbers == 1):
@@ -389,7 +407,16 @@ class Call:
         made = self.apply(linear.Scale(numbers, loose), x, shape=shape)
         if factor.size == 1:
             self.reader.steps[made.index] = x, balls(factor).item(), arb(0)
+            if factor.dtype == np.float64:
+                number = Fraction(factor.item())
+            if number is not None:
+                self.reader.rationals[made.index] = x, number, Fraction(0)
         return made
+
+    def times(self, x: Value, factor: Fraction) -> Value:
+        """x times a rational number."""
+        ball = arb(fmpq(factor.numerator, factor.denominator))
+        return self.scale(x, settled(ball), factor)
 
     def shift(self, x: Value, constant: np.ndarray) -> Value:
         """x plus a constant."""
@@ -405,13 +432,27 @@ class Call:
             made = self.apply(linear.Sum((1, 1)), x, one, shape=shape)
         if constant.size == 1:
             self.reader.steps[made.index] = x, arb(1), balls(constant).item()
+            if constant.dtype == np.float64:
+                number = Fraction(constant.item())
+                self.reader.rationals[made.index] = x, Fraction(1), number
         return made
 
     def negated(self, x: Value) -> Value:
         """Minus x."""
         made = self.apply(linear.Sum((-1,)), x, shape=x.shape)
         self.reader.steps[made.index] = x, arb(-1), arb(0)
+        self.reader.rationals[made.index] = x, Fraction(-1), Fraction(0)
         return made
+
+    def exactly(self, x: Value) -> tuple[Value, Fraction, Fraction]:
+        """(v, a, b) with x = a * v + b, as far back as single rational numbers reach."""
+        a, b = Fraction(1), Fraction(0)
+        for _ in range(_MOST_STEPS):
+            if x.index not in self.reader.rationals:
+                break
+            x, factor, constant = self.reader.rationals[x.index]
+            a, b = a * factor, a * constant + b
+        return x, a, b
 
     def lines(self, x: Value) -> list[tuple[Value, arb, arb]]:
         """(v, a, b) with x = a * v + b, from x itself back as far as single numbers reach."""

@@ -35,6 +35,8 @@ def _cast(call: Call):
     call.get("round_mode")
     x, floats = call.item(0), call.reader.floats
     kinds = _kinds(call.item(1), floats) if call.operator == "CastLike" else {call.get("to")}
+    if kinds == {_BOOL} and isinstance(x, Value) and x.index in call.reader.conditions:
+        return x
     if kinds <= {_INT32, _INT64, _BOOL}:
         if not isinstance(x, np.ndarray) or x.dtype == object:
             raise Refused("to integers or truth values is only supported for exact constants")

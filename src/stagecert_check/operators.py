@@ -6,13 +6,15 @@ in composed.py, and activations that are spelt out as products in patterns.py.
 
 import functools
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from flint import arb
 
 from stagecert_check import (
-    composed,  # noqa: F401  (these three register their operators)
+    branches,  # noqa: F401  (these register their operators)
+    composed,  # noqa: F401
     linear,
     moves,  # noqa: F401
     patterns,
@@ -76,7 +78,8 @@ def _div(call: Call):
         return patterns.quotient(call, x if isinstance(x, Value) else call.floats(0), y)
     if any(not ball != 0 for ball in balls(call.floats(1)).flat):
         raise Refused("divides by zero")
-    return call.scale(x, settled(1 / balls(y)))
+    number = 1 / Fraction(y.item()) if y.size == 1 and y.dtype == np.float64 else None
+    return call.scale(x, settled(1 / balls(y)), number)
 
 
 @handles("Neg")

@@ -73,11 +73,13 @@ def quotient(call: Call, x: Any, y: Value) -> Value:
 
 
 def logarithm(call: Call, x: Value) -> Value:
-    """Log(x), which may be softplus."""
+    """Log(x), which may be softplus, or log(sigmoid(y)) = -softplus(-y)."""
     root, a, b = call.lines(x)[-1]
     function, argument = _made(call, root)
     if _kind(function) == "exp" and a == 1 and b == 1:
         return call.activate(activation_of("softplus"), argument)
+    if _kind(function) == "sigmoid" and a == 1 and b.is_zero():
+        return call.negated(call.activate(activation_of("softplus"), call.negated(argument)))
     return call.activate(activation_of("log"), x)
 
 

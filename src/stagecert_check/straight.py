@@ -70,9 +70,10 @@ def hull_slope(x, f, side: int) -> np.ndarray:
 
 
 class Piecewise(Activation):
-    """slopes[k] * x + offsets[k] between knot k - 1 and knot k; continuous.
+    """slopes[k] * x + offsets[k] between knot k - 1 and knot k; it may jump at knots.
 
-    Knots are pairs of numbers with the knot between them: pieces are checked on all of that.
+    Bounds hold at a knot for both pieces, and so for whatever is between them. Knots are pairs of
+    numbers with the knot between them: pieces are checked on all of that.
     """
 
     def __init__(self, kind: str, knots, slopes, offsets):

@@ -1,15 +1,18 @@
 """The estimator is a good citizen of scikit-learn, and its predictions are monotone."""
 
+import sys
 import warnings
 
 import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import SkipTestWarning
+from sklearn.isotonic import IsotonicRegression as SklearnIsotonic
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
 from stagecert import ProblemError
+from stagecert.applications import isotonic
 from stagecert.applications.isotonic import IsotonicRegression
 
 
@@ -32,7 +35,8 @@ def data(count=300, features=2, seed=0):
 def test_check_estimator(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkipTestWarning)  # checks that need pandas
-        check_estimator(model)
+        # One feature may be a plain list, as scikit-learn's own estimator takes it.
+        check_estimator(model, expected_failed_checks={"check_fit1d": "1-d X is one feature"})
 
 
 @pytest.mark.parametrize("extension", ["lower", "middle", "upper"])
@@ -118,3 +122,58 @@ def test_bad_entries_are_named():
         IsotonicRegression().fit(X, y, sample_weight=np.where(np.arange(20) == 5, -1.0, 1.0))
     with pytest.raises(ProblemError, match="sample_weight has shape"):
         IsotonicRegression().fit(X, y, sample_weight=np.ones(19))
+
+
+def test_one_feature_may_be_a_plain_list():
+    """As scikit-learn's own estimator takes it, and with its answers."""
+    draw = np.random.default_rng(5)
+    x, y = draw.random(30), draw.random(30)
+    ours = IsotonicRegression().fit(x, y)
+    theirs = SklearnIsotonic(out_of_bounds="clip").fit(x, y)
+    new = np.linspace(-0.2, 1.2, 40)
+    np.testing.assert_allclose(ours.predict(new), theirs.predict(new), atol=1e-9)
+    np.testing.assert_allclose(ours.predict(new[:, None]), ours.predict(list(new)))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_direction_is_found_as_scikit_learn_finds_it(sign):
+    draw = np.random.default_rng(6)
+    x = draw.random(40)
+    y = sign * x + 0.1 * draw.normal(size=40)
+    ours = IsotonicRegression(increasing="auto").fit(x, y)
+    theirs = SklearnIsotonic(increasing="auto", out_of_bounds="clip").fit(x, y)
+    assert ours.increasing_ == theirs.increasing_ == (sign == 1)
+    np.testing.assert_allclose(ours.predict(x), theirs.predict(x), atol=1e-9)
+    both = IsotonicRegression(increasing=["auto", -1]).fit(np.c_[x, x], y)
+    assert both.increasing_ == [sign == 1, False]
+
+
+def test_a_feature_without_a_direction_compares_nothing_across():
+    """The fit is that of each group by itself."""
+    draw = np.random.default_rng(7)
+    x, group = draw.random(30), draw.integers(0, 3, 30).astype(float)
+    y = x * (group - 1) + 0.1 * draw.normal(size=30)
+    model = IsotonicRegression(increasing=[True, None]).fit(np.c_[x, group], y)
+    for one in range(3):
+        mine = group == one
+        alone = SklearnIsotonic().fit(x[mine], y[mine])
+        np.testing.assert_allclose(model.fitted_[mine], alone.predict(x[mine]), atol=1e-7)
+    assert model.increasing_ == [True, None]
+
+
+@pytest.mark.parametrize("increasing", [[True], [True, True, True], [], ["up", True], "down"])
+def test_directions_of_the_wrong_kind_or_number(increasing):
+    with pytest.raises(ProblemError, match="increasing"):
+        IsotonicRegression(increasing=increasing).fit(np.eye(2), [0.0, 1.0])
+
+
+def test_the_missing_extra_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "stagecert.applications.isotonic.estimator")
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    with pytest.raises(ImportError, match=r"stagecert\[isotonic\]"):
+        isotonic.IsotonicRegression  # noqa: B018
+
+
+def test_what_coordinatewise_returns_is_no_order():
+    with pytest.raises(ProblemError, match=r"not a tuple.*fit\(y, order, node=node\)"):
+        isotonic.fit(np.zeros(2), isotonic.coordinatewise(np.eye(2)))

@@ -144,8 +144,15 @@ def test_json(run, good, bad):
     result = run(bad, "--json")
     assert result.exit_code == 1
     rows = json.loads(result.stdout)["rows"]
-    assert [row["supported"] for row in rows] == [False, True, False, True, True]
+    assert [row["supported"] for row in rows] == [False, True, False, None, None]
     assert [row["role"] for row in rows] == ["refused", "relu", "refused", "unknown", "unknown"]
+    # Whether the rest is supported is not known, and not said to be.
+    lines = run(bad).stdout.splitlines()
+    for role, wanted in (
+        ("relu", "yes"),
+        ("unknown", "not known: reads what a refused node makes"),
+    ):
+        assert all(line.rstrip().endswith(wanted) for line in lines if f" {role} " in line)
 
 
 def test_names_do_not_format_the_table(run, good):

@@ -13,8 +13,10 @@ from exact import dense
 
 import stagecert
 from stagecert.errors import ProblemError
-from stagecert.robust import robust
+from stagecert.robust import Robustness, robust, table
+from stagecert.robust.logits import without_softmax
 from stagecert.robust.table import COLUMNS
+from stagecert.verify.models import digest_of
 
 DIGITS = Path(stagecert.__file__).parent / "digits"
 MODEL = DIGITS / "digits.onnx"
@@ -97,7 +99,7 @@ def test_counterexamples_replay_and_lie_in_the_exact_box(done, data, run):
     eps = Fraction(EPS)
     for row, point in zip(attacked, points, strict=True):
         outputs = run(point[None])
-        assert np.argmax(outputs) != row["label"]
+        assert np.argmax(outputs) == row["becomes"] != row["label"]
         assert row["attack"] == pytest.approx(smallest_margin(outputs, row["label"]), abs=1e-5)
         for x, y in zip(data[0][row["index"]].flat, point.flat, strict=True):
             assert abs(Fraction(float(x)) - Fraction(float(y))) <= eps
@@ -314,3 +316,56 @@ def test_bad_arguments(change, message, tmp_path):
     with pytest.raises(ProblemError, match=message):
         robust(**arguments)
     assert not (tmp_path / "out").exists()
+
+
+def ending_in(operator: str, model: bytes, **attributes) -> bytes:
+    """The model with one node more."""
+    longer = onnx.load_from_string(model)
+    (output,) = longer.graph.output
+    longer.graph.node.append(onnx.helper.make_node(operator, [output.name], ["end"], **attributes))
+    output.name = "end"
+    return longer.SerializeToString()
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+def test_a_last_softmax_is_left_out(operator):
+    draw = np.random.default_rng(4)
+    logits = linear_model(draw.normal(size=(3, 4)), draw.normal(size=3))
+    longer = ending_in(operator, logits, axis=-1)
+    images = draw.random((6, 4)).astype(np.float32)
+    session = onnxruntime.InferenceSession(longer)
+    name = session.get_inputs()[0].name
+    labels = [int(np.argmax(session.run(None, {name: x[None]})[0])) for x in images]
+    run = Robustness(longer, images, labels, "1/20")
+    assert run.notice is not None
+    assert operator in run.notice
+    assert run.configuration["without"] == operator
+    # The file that was given, not what was made of it.
+    assert run.configuration["model"] == digest_of(longer) != digest_of(logits)
+    with run.store(None) as store:
+        run.run(store)
+        found = table.report(store, run.keys, rows=True)
+    plain = robust(logits, images, labels, "1/20")
+    assert found.rows == plain.rows
+    assert found.correct == 6
+
+
+def test_other_softmaxes_are_not():
+    model = linear_model(np.eye(3), np.zeros(3))
+    assert without_softmax(model) is None
+    assert without_softmax(ending_in("Softmax", model, axis=0)) is None  # ones
+    assert without_softmax(b"no model") is None
+    inside = ending_in("Relu", ending_in("Softmax", model, axis=-1).replace(b"end", b"mid"))
+    assert without_softmax(inside) is None
+    with pytest.raises(ProblemError, match="export the logits"):
+        robust(inside, np.zeros((1, 3), np.float32), [0], "1/20")
+
+
+def test_a_radius_of_all_pixels_is_warned_of():
+    model = linear_model(np.eye(3), np.zeros(3))
+    images, labels = np.full((1, 3), [[0.2, 0.4, 0.9]], np.float32), [2]
+    with pytest.warns(UserWarning, match=r"eps is 8, .* Did you mean 8/255\?"):
+        robust(model, images, labels, 8)
+    assert Robustness(model, images, labels, "8/255").warning is None
+    assert Robustness(model, images, labels, 1).warning is not None
+    assert "between 0.2 and 0.9" in str(Robustness(model, images, labels, 1, clip=None).warning)

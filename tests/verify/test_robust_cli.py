@@ -49,6 +49,21 @@ def run(folder, out, *more, **options):
     )  # fmt: skip
 
 
+def test_several_radii_and_one_that_is_too_large(folder):
+    done = run(folder, "radii", "--limit", "4", "--eps", "1/255,8")  # the last --eps counts
+    assert done.returncode == 0, done.stderr
+    # The small one is fine.
+    assert done.stderr.count("Warning") == 1
+    assert "eps is 8, but pixels lie between 0 and 1" in done.stderr
+    assert "Did you mean 8/255?" in done.stderr
+    for name in ("report.html", "eps-1_255/report.html", "eps-8/results.csv"):
+        assert (folder / "radii" / name).exists()
+    assert "certified accuracy" in (folder / "radii" / "report.html").read_text()
+    done = run(folder, "radii", "--limit", "4", "--eps", "1/255,8", "--json")
+    assert [one["configuration"]["eps"] for one in json.loads(done.stdout)] == ["1/255", "8"]
+    assert json.loads(done.stdout)[1]["certified"] == 0
+
+
 def test_summary_as_text_and_as_json(folder):
     done = run(folder, "out", "--limit", "20")
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from exact import dense
 import stagecert
 from stagecert import networks, rigor, sweeps
 from stagecert.errors import ProblemError
+from stagecert.files import _cell
 from stagecert.sweeps import InProcess, Item, Processes, Row, Store
 from stagecert.verify.instances import read_lists
 from stagecert.verify.judging import LATE, Judging, _Kept
@@ -112,6 +113,17 @@ def test_bounds_hold_and_gaps_are_theirs(swept):
         if row["verdict"] == "unsat":
             assert truth - 1e-6 < float(row["bound"]) <= truth
             assert float(row["gap"]) == float(row["nearest"]) - float(row["bound"])
+
+
+def test_the_table_can_be_a_parquet_file(swept, folder):
+    import pyarrow.parquet
+
+    _, out = swept
+    done = run(folder, "small.csv", "--out", "out", "--certificates", "--format", "parquet")
+    assert "results.parquet" in done.stdout
+    found = pyarrow.parquet.read_table(out / "results.parquet").to_pylist()
+    assert [{name: _cell(value) for name, value in row.items()} for row in found] == table(out)
+    assert run(folder, "small.csv", "--out", "out", "--format", "xlsx").returncode == 2
 
 
 def test_certificates_are_accepted_and_belong_to_their_instance(swept, folder):

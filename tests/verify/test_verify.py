@@ -111,6 +111,23 @@ def test_the_split_tree_covers_the_box_and_every_leaf_is_closed():
         stack += [(first, low, below), (first + 1, above, high)]
     assert area == 4.0
     assert found.boxes >= len(tree.closed)
+    # What was proven is that of the parts, not that of the whole box.
+    (case,) = found.cases
+    assert case.bounds[0] < 0 < case.proven <= 1e-3 * (1 + 1e-6)
+
+
+def test_what_splitting_proves_of_several_rows_holds():
+    """Rows of different sizes, some boxes refuted by both of them together."""
+    layers = random_layers(3)
+    rows = [(np.array([3, 0, 0]), np.zeros(2), 0.0), (np.array([-1, 0, 0]), np.zeros(2), 0.0)]
+    least = smallest_violation(layers, LOW, HIGH, rows) - 0.05
+    limits = " ".join(f"(<= {row} {least:.12f})" for row in ("(* 3.0 Y_0)", "(* -1.0 Y_0)"))
+    work = Verification(dense(layers), vnnlib(LOW, HIGH, f"(and {limits})", 3), 60)
+    (case,) = work.run().cases
+    assert work.splitter is not None
+    assert work.splitter.tree.mixed
+    assert case.how == "splitting"
+    assert 0 < case.proven <= 0.05 * (1 + 1e-6)
 
 
 def test_whole_boxes_are_enough_without_splitting(monkeypatch):

@@ -1,12 +1,15 @@
 """The command `stagecert verify`: output, files, exit statuses, limits and signals."""
 
 import gzip
+import importlib
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +17,12 @@ import numpy as np
 import pytest
 from exact import dense, random_layers, vnnlib
 
+from stagecert.cli import compiling
+from stagecert.verify.replay import Counterexample
+from stagecert.verify.verify import CaseBounds, Verdict
+
+# The package's name for the function hides the module.
+command = importlib.import_module("stagecert.cli.verify")
 PROGRAM = [sys.executable, "-c", "from stagecert.cli import main; main()", "verify"]
 LOW, HIGH = (-1, -1), (1, 1)
 
@@ -36,12 +45,12 @@ def environment(folder):
     return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
 
 
-def run(folder, *arguments, **options):
+def run(folder, *arguments, both=False, **options):
     arguments = [str(folder / a) if str(a).endswith((".onnx", ".vnnlib", ".gz")) else str(a)
                  for a in arguments]  # fmt: skip
     return subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, env=environment(folder),
-        timeout=120, check=False, **options,
+        [*PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, env=environment(folder),
+        stderr=subprocess.STDOUT if both else subprocess.PIPE, timeout=120, check=False, **options,
     )  # fmt: skip
 
 
@@ -62,6 +71,94 @@ def test_sat_is_followed_by_the_counterexample(folder):
     pattern = rf"sat\n\(\(X_0 {number}\)\n\(X_1 {number}\)\n(\(Y_\d {number}\)\n?){{3}}\)\n"
     assert re.fullmatch(pattern, done.stdout)
     assert result.read_text() == done.stdout
+
+
+def finished(monkeypatch, verdict, terminal=False) -> tuple[str, str]:
+    """What a verdict prints, on standard output and on standard error."""
+    streams = []
+    for name in ("stdout", "stderr"):
+        stream = io.StringIO()
+        stream.isatty = lambda: terminal
+        monkeypatch.setattr(sys, name, stream)
+        streams.append(stream)
+    monkeypatch.setattr(command, "end", lambda code: None)
+    command._Outcome(None, None, False, False).finish(verdict)
+    return tuple(stream.getvalue() for stream in streams)
+
+
+def verdict_of(answer, cases=(), counterexample=None) -> Verdict:
+    return Verdict(answer, counterexample, cases, 1.0, "Because.")
+
+
+def case_of(number, bound, nearest, refuted=False) -> CaseBounds:
+    return CaseBounds(number, refuted, None, None, np.array([bound]), bound, -bound, nearest)
+
+
+def test_unknown_says_what_is_missing(monkeypatch):
+    cases = (case_of(0, 0.5, 0.6, refuted=True), case_of(1, -0.25, 0.125), case_of(2, -0.5, 0.75))
+    out, err = finished(monkeypatch, verdict_of("unknown", cases))
+    assert out == "unknown\n"
+    assert err.splitlines() == [
+        "Because. 1 of 3 cases refuted, 1.0 s",
+        "The weakest bound is -0.5 (case 2), 0.5 short of a proof; the input nearest to a "
+        "counterexample misses by 0.125.",
+    ]
+    _, err = finished(monkeypatch, verdict_of("timeout", (case_of(0, -np.inf, np.inf),)))
+    assert err.splitlines()[1:] == ["Case 0 has no bound yet."]
+    _, err = finished(monkeypatch, verdict_of("unsat", cases[:1]))
+    assert "short of" not in err
+
+
+def test_long_counterexamples_are_cut_on_terminals_only(monkeypatch):
+    point = Counterexample(np.zeros(784, np.float32), np.ones(10, np.float32), 0, 0.0)
+    verdict = verdict_of("sat", counterexample=point)
+    out, err = finished(monkeypatch, verdict, terminal=True)
+    lines = out.splitlines()
+    assert lines[:2] == ["sat", "((X_0 0.0)"]
+    assert len(lines) == 26
+    assert lines[15] == "... 770 inputs more: --result FILE, --json and pipes have all of it"
+    assert lines[16:] == [f"(Y_{k} 1.0)" for k in range(9)] + ["(Y_9 1.0))"]
+    assert err.startswith("Because.")
+    out, _ = finished(monkeypatch, verdict)
+    assert out == f"sat\n{point.text()}\n"
+
+
+def test_the_summary_comes_before_the_counterexample(folder):
+    done = run(folder, "model.onnx", "fails.vnnlib", both=True)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[-7:-4]] == ["sat", "ONNX", "((X_0"]
+
+
+def test_long_compilations_are_announced(monkeypatch):
+    """A compilation that a listener holds up is told of; a quick one is not."""
+    import jax
+    from jax import monitoring
+
+    told, held = [], threading.Event()
+    monkeypatch.setattr(compiling, "LONG", 0.05)
+    listeners = {}
+    monkeypatch.setattr(monitoring, "register_event_listener", lambda f: listeners.update(begins=f))
+    monkeypatch.setattr(
+        monitoring, "register_event_duration_secs_listener", lambda f: listeners.update(ends=f)
+    )
+    compiling.announce(lambda text: (told.append(text), held.set()))
+    assert jax.monitoring is monitoring
+    listeners["begins"]("/jax/compilation_cache/compile_requests_use_cache")
+    listeners["ends"]("/jax/core/compile/backend_compile_duration", 0.01, fun_name="f")
+    listeners["begins"]("/jax/another/event")
+    assert not held.wait(0.2)
+    listeners["begins"]("/jax/compilation_cache/compile_requests_use_cache")
+    assert held.wait(10)
+    assert told == [compiling.TEXT]
+
+
+def test_files_that_cannot_be_written_are_told_before_the_work(folder):
+    for option, path in (("--certificate", folder / "nowhere" / "proof"), ("--result", folder)):
+        done = run(folder, "model.onnx", "absent.vnnlib", option, path)
+        assert (done.returncode, done.stdout) == (2, "")
+        # Named as given, and not the property that is not there either.
+        assert done.stderr.startswith(f"{path} cannot be written: ")
+        assert done.stderr.count("\n") == 1
 
 
 def test_json_and_quiet(folder):
@@ -220,10 +317,6 @@ def test_bad_options(folder):
     done = run(folder, "model.onnx", "holds.vnnlib", "--timeout", "0")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--timeout must be positive" in done.stderr
-    done = run(folder, "model.onnx", "holds.vnnlib", "--result", folder / "no" / "where.txt")
-    assert done.returncode == 2
-    assert done.stdout == "unsat\n"
-    assert "cannot be written" in done.stderr
 
 
 def planted(work: str) -> list[str]:

@@ -125,7 +125,7 @@ def _verify(model: Path, file: Path, show) -> Line:
     seconds = time.perf_counter() - begin
     order = ("ibp", "backward", "nonconvex", "optimised", "splitting")
     hows = [case.how for case in verdict.cases if case.how is not None]
-    bound = min(float(case.bounds.max()) for case in verdict.cases)
+    bound = min(case.proven for case in verdict.cases)
     met = min(case.nearest for case in verdict.cases)
     line = Line(
         file.read_text().splitlines()[0].removeprefix("; "),

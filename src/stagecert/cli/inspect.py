@@ -30,7 +30,7 @@ def inspect(
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     if as_json:
-        rows = [{**asdict(row), "supported": row.reason is None} for row in found.rows]
+        rows = [{**asdict(row), "supported": row.supported} for row in found.rows]
         print(json.dumps({**asdict(found), "rows": rows, "unsupported": len(found.refused)}))
     else:
         _print(str(model), found)
@@ -58,7 +58,7 @@ def _print(title: str, found) -> None:
             f"{row.parameters:,}",
             row.role,
             row.relaxation or "",
-            "yes" if row.reason is None else _plain(f"no: {row.reason}"),
+            _supported(row),
         )
     for what, values in (("input", found.inputs), ("output", found.outputs)):
         for name, shape in values:
@@ -69,6 +69,12 @@ def _print(title: str, found) -> None:
         f"maxima and products), {len(found.refused)} unsupported nodes",
         highlight=False,
     )
+
+
+def _supported(row) -> str:
+    if row.supported is None:
+        return "not known: reads what a refused node makes"
+    return "yes" if row.supported else _plain(f"no: {row.reason}")
 
 
 def _shape(shape) -> str:

@@ -1,7 +1,6 @@
 """`stagecert robust`: how robust a classifier is on a data set, image by image."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stagecert.cli.ending import Watcher
+from stagecert.cli.ending import Watcher, say
 from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
 from stagecert.cli.running import Running, command
 
@@ -20,7 +19,9 @@ REPORT = "report.html"
 def robust(
     model: Annotated[Path, typer.Argument(help="An ONNX classifier, .onnx or .onnx.gz.")],
     data: Annotated[Path, typer.Option(help="An .npz file with images and labels.")],
-    eps: Annotated[str, typer.Option(help="How far each pixel may move: 8/255, or 0.03.")],
+    eps: Annotated[
+        str, typer.Option(help="How far each pixel may move: 8/255, 0.03; several with commas.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the results; made, or gone on with.")],
     clip: Annotated[
         str, typer.Option(help="The range of pixels, which cuts the boxes: LOW,HIGH or none.")
@@ -60,8 +61,9 @@ def robust(
     """Clean, attacked and certified accuracy on a data set, with a table of all images.
 
     The folder gets results.csv (or .parquet), summary.json, times.csv, counterexamples.npz and
-    report.html. A run that was interrupted or killed goes on where it was if the same command is
-    given again.
+    report.html. With several radii each has a folder of its own, and report.html shows accuracy
+    against the radius. A run that was interrupted or killed goes on where it was if the same
+    command is given again.
 
     The exit status is 0 when all images are done, 2 for bad input, 3 for an error of the program,
     and 130 if the run was interrupted.
@@ -69,68 +71,101 @@ def robust(
     running = Running("images", "status", ("certified", "attacked"), quiet)
     Watcher(None, running).start()
     with running.failures("--batch or --memory"):
-        from stagecert.compiling import use_compilation_cache
+        from stagecert.compiling import keep_programs
         from stagecert.robust import Robustness
         from stagecert.robust.data import load
-        from stagecert.robust.report import report_of_robust
-        from stagecert.robust.table import check_format
+        from stagecert.robust.report import folder_of, report_of_radii, report_of_robust
         from stagecert.sweeps import Store
+        from stagecert.sweeps.tables import check_format
 
-        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-            use_compilation_cache()
+        keep_programs()
         check_format(format)
         engine = engine_of(workers, ray)
-        run = Robustness(
-            model,
-            *load(data, images, labels),
-            eps,
-            clip=None if clip == "none" else clip.split(","),
-            mean=mean.split(","),
-            std=std.split(","),
-            method=method,
-            check=not unchecked,
-            restarts=restarts,
-            seed=seed,
-            limit=limit,
-            batch=batch,
-            memory=memory,
-        )
+        arrays = load(data, images, labels)
+        radii = eps.split(",")
 
-        def write(store: Store):
-            found = run.export(store, format)
-            if report:
-                path = out / REPORT
-                report_of_robust(store, run.keys, path, command=command(), name=model.name)
-            return found
-
-        def write_beside() -> tuple[int, int, Path]:
-            with Store.reader(out) as store:
-                found = write(store)
-            return found.done, found.images, out
-
-        with run.store(out) as store:
-            if retry_errors:
-                run.forget_errors(store)
-            running.export = write_beside
-            known = len(store.known(run.keys))
-            run.run(
-                store,
-                running.progress(known, len(run.items)),
-                engine=engine,
-                memory=worker_memory,
+        def prepared(radius: str) -> Robustness:
+            return Robustness(
+                model,
+                *arrays,
+                radius,
+                clip=None if clip == "none" else clip.split(","),
+                mean=mean.split(","),
+                std=std.split(","),
+                method=method,
+                check=not unchecked,
+                restarts=restarts,
+                seed=seed,
+                limit=limit,
+                batch=batch,
+                memory=memory,
             )
-            running.claim()
-            summary = write(store)
+
+        def computed(run: Robustness, folder: Path, last: bool):
+            """Everything about one radius, in its folder."""
+
+            def write(store: Store):
+                found = run.export(store, format)
+                if report:
+                    report_of_robust(
+                        store, run.keys, folder / REPORT,
+                        command=command(), name=model.name, images=run.data,
+                    )  # fmt: skip
+                return found
+
+            def write_beside() -> tuple[int, int, Path]:
+                with Store.reader(folder) as store:
+                    found = write(store)
+                return found.done, found.images, folder
+
+            if run.warning:
+                say(f"Warning: {run.warning}")
+            if run.notice and not quiet:
+                say(run.notice)
+            with run.store(folder) as store:
+                if retry_errors:
+                    run.forget_errors(store)
+                running.export = write_beside
+                known = len(store.known(run.keys))
+                run.run(
+                    store,
+                    running.progress(known, len(run.items)),
+                    engine=engine,
+                    memory=worker_memory,
+                )
+                if last:
+                    running.claim()
+                summary = write(store)
+            if not as_json and not quiet:
+                _print(summary, folder, known)
+            return summary
+
+        # Bad input is told before any work.
+        runs = {radius: prepared(radius) for radius in radii}
+        if len(runs) == 1:
+            found = [computed(runs[eps], out, last=True)]
+        else:
+            folders = {
+                radius: out / folder_of(run.configuration["eps"]) for radius, run in runs.items()
+            }
+            out.mkdir(parents=True, exist_ok=True)
+            found = [
+                computed(run, folders[radius], last=radius == radii[-1])
+                for radius, run in runs.items()
+            ]
+            if report:
+                report_of_radii(out / REPORT, found, command=command(), name=model.name)
         if as_json:
-            print(json.dumps(summary.to_dict() | {"seconds": round(summary.seconds, 3)}))
-        elif not quiet:
-            _print(summary, out, known)
+            told = [one.to_dict() | {"seconds": round(one.seconds, 3)} for one in found]
+            print(json.dumps(told[0] if len(told) == 1 else told))
         raise typer.Exit(0)
 
 
 def _print(report, out: Path, known: int) -> None:
+    from stagecert.robust.boxes import written
+
     console = Console()
-    title = f"{report.done} images, eps {report.configuration['eps']}"
+    title = f"{report.done} images, eps {written(report.configuration['eps'])}"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("accuracy")
     table.add_column("images", justify="right")

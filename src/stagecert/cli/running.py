@@ -53,6 +53,8 @@ class Running(Ending):
         console = Console(stderr=True)
         if known:
             console.print(f"{known} of {total} {self.items} are there already.", highlight=False)
+        if self._bar is not None:
+            self._bar.stop()
         self._bar = bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -145,7 +147,9 @@ class _Speed(ProgressColumn):
 
 def command() -> str:
     """What was typed to start this process."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    # `python -m stagecert` is the same program.
+    name = Path(sys.argv[0]).name
+    return shlex.join(["stagecert" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def duration(seconds: float) -> str:

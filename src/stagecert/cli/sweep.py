@@ -50,6 +50,7 @@ def sweep(
         bool, typer.Option("--retry-errors", help="Compute instances again that had errors.")
     ] = False,
     seed: Annotated[int, typer.Option(help="For the starting points of attacks.")] = 0,
+    format: Annotated[str, typer.Option(help="Of the table: csv or parquet.")] = "csv",
     report: Annotated[bool, typer.Option(help=f"Write {REPORT}.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
@@ -57,7 +58,8 @@ def sweep(
     """Decides all instances of VNN-COMP's lists, with a table and a report.
 
     Files are looked for in the folder of the list that names them, packed (.gz) or not. The output
-    folder gets results.csv, times.csv, summary.json, report.html, certificates and counterexamples.
+    folder gets results.csv (or .parquet), times.csv, summary.json, report.html, certificates and
+    counterexamples.
     A sweep that was interrupted or killed goes on where it was if the same command is given again.
     An instance that cannot be read or fails is an error in the table, and the others go on.
 
@@ -69,10 +71,12 @@ def sweep(
     Watcher(None, running).start()
     with running.failures("--memory"):
         from stagecert.sweeps import InProcess, Store
+        from stagecert.sweeps.tables import check_format
         from stagecert.verify.instances import read_lists
         from stagecert.verify.report import report_of_instances
         from stagecert.verify.sweep import Sweep
 
+        check_format(format)
         set_up_jax()
         engine = engine_of(workers, ray)
         instances = read_lists(lists, timeout=timeout, answers=answers or (), limit=limit)
@@ -81,7 +85,7 @@ def sweep(
         )
 
         def write(store: Store):
-            found = work.export(store)
+            found = work.export(store, format)
             if report:
                 report_of_instances(work, store, found, out / REPORT, command=command())
             return found
@@ -108,11 +112,11 @@ def sweep(
         if as_json:
             print(json.dumps(summary.to_dict()))
         elif not quiet:
-            _print(summary, out, known, report)
+            _print(summary, out, known, f"results.{format}", report)
         raise typer.Exit(0 if summary.sound else WRONG)
 
 
-def _print(summary, out: Path, known: int, report: bool) -> None:
+def _print(summary, out: Path, known: int, written: str, report: bool) -> None:
     console = Console()
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("set")
@@ -134,6 +138,6 @@ def _print(summary, out: Path, known: int, report: bool) -> None:
     if summary.verdicts["error"]:
         lines.append("For what went wrong see the column note.")
     lines.append(f"{known} instances were there before; {duration(summary.seconds)} of work.")
-    lines.append(f"The table is {out / 'results.csv'}" + (f", the report {out / REPORT}." if report
+    lines.append(f"The table is {out / written}" + (f", the report {out / REPORT}." if report
                  else "."))  # fmt: skip
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

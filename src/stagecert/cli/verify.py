@@ -4,17 +4,21 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from stagecert.cli.compiling import announce
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
 from stagecert.cli.guard import ANSWERING, UNLIMITED, guard
 from stagecert.errors import Disagreement, ProblemError
-from stagecert.files import write_whole
+from stagecert.files import check_writable, write_whole
 
 DECIDED, UNDECIDED, NO_CERTIFICATE, REJECTED = 0, 10, 4, 5
+# Lines of a counterexample that a terminal gets.
+LONGEST = 24
 
 
 def verify(
@@ -59,6 +63,13 @@ def verify(
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
     if certificate is not None and unchecked:
         outcome.fail("A certificate is a checked proof: --unchecked makes none.", BAD_INPUT)
+    for path in (result, certificate):
+        if path is not None:
+            try:
+                check_writable(path)
+            except ProblemError as error:
+                outcome.result = None if path == result else result
+                outcome.fail(str(error), BAD_INPUT)
     deadline = None if timeout is None else begin + timeout
     guard(deadline, outcome)
     watcher = Watcher(deadline, outcome)
@@ -67,6 +78,10 @@ def verify(
         from stagecert.verify.verify import Verification
 
         set_up_jax()
+        progress = None
+        if not quiet:
+            progress = outcome.progress()
+            announce(outcome.compiling)
         work = Verification(
             model,
             property,
@@ -74,7 +89,7 @@ def verify(
             check=not unchecked,
             seed=seed,
             memory=memory,
-            progress=None if quiet else outcome.progress(),
+            progress=progress,
         )
         outcome.work = work
         verdict = work.run()
@@ -103,7 +118,9 @@ class _Outcome(Ending):
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
         self.missing = certificate  # what an `unsat` still owes
-        self._drawn = False
+        self._show: Callable[[str], None] | None = None
+        self._drawn = self._told = False
+        self._line = ""
 
     def progress(self):
         """A function that shows a line on a terminal, or None where there is none."""
@@ -112,11 +129,20 @@ class _Outcome(Ending):
         width = max(os.get_terminal_size(sys.stderr.fileno()).columns - 1, 20)
 
         def show(line: str) -> None:
-            self._drawn = True
+            self._drawn, self._line = True, line
             sys.stderr.write("\r\x1b[K" + line[:width])
             sys.stderr.flush()
 
+        self._show = show
         return show
+
+    def compiling(self, text: str) -> None:
+        """Says why nothing seems to happen: beside the line of progress, or in one of its own."""
+        if self._show is not None:
+            self._show(f"{self._line.partition('; ')[0]}; {text}" if self._line else text)
+        elif not self._told:
+            self._told = True
+            say(text.capitalize())
 
     def finish(self, verdict) -> None:
         """Prints a verdict, writes it and ends the process."""
@@ -129,11 +155,16 @@ class _Outcome(Ending):
         elif self.quiet:
             say(verdict.answer, to_stdout=True)
         else:
-            say(text, to_stdout=True)
+            # The summary follows the answer: a counterexample can fill many screens.
+            say(verdict.answer, to_stdout=True)
             say(
                 f"{verdict.reason} {sum(c.refuted for c in verdict.cases)} of "
                 f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s"
             )
+            if verdict.standing is not None:
+                say(verdict.standing)
+            if verdict.counterexample is not None:
+                say(_shown(verdict.counterexample), to_stdout=True)
         if verdict.answer == "unsat" and not verdict.checked:
             say("Warning: this answer rests on the search alone; its proof was not checked.")
         if verdict.rejected:
@@ -197,16 +228,27 @@ class _Outcome(Ending):
         end(code)
 
 
+def _shown(counterexample) -> str:
+    """A counterexample: all of it, but to people on a terminal only as much as they would read."""
+    lines = counterexample.text().splitlines()
+    if len(lines) <= LONGEST or sys.stdout is None or not sys.stdout.isatty():
+        return "\n".join(lines)
+    outputs = len(counterexample.outputs)
+    first = lines[: max(LONGEST - outputs, 4)]
+    hidden = len(lines) - outputs - len(first)
+    last = lines[-outputs:] if outputs <= LONGEST else lines[-4:]
+    rest = f"... {hidden} inputs more: --result FILE, --json and pipes have all of it"
+    return "\n".join([*first, rest, *last])
+
+
 def set_up_jax() -> None:
     """Single precision by default, and compiled functions kept between runs."""
     import jax
 
+    from stagecert.compiling import keep_programs
+
     jax.config.update("jax_enable_x64", False)
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "stagecert" / "jax"))
-    # There are many small programs, one for each kind of layer.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    keep_programs()
 
 
 def _written(path: Path, certificate: bytes) -> Path | None:
@@ -214,7 +256,7 @@ def _written(path: Path, certificate: bytes) -> Path | None:
     try:
         write_whole(path, certificate)
     except OSError as error:
-        say(error)
+        say(f"{path} cannot be written: {error.strerror or error}.")
         return path
     return None
 

@@ -99,7 +99,8 @@ def to_cvxpy(problem: Problem) -> Exported:
     cannot be exported. What was written down is compared with the original at a few random points.
 
     Raises:
-        ProblemError: names the stage (or the objective, or the set) that cannot be exported.
+        ProblemError: names the stage (or the constraint, the objective, the set) that cannot be
+            exported.
 
     >>> import stagecert as sc
     >>> problem = sc.Problem(
@@ -145,6 +146,17 @@ def _export(problem: Problem) -> Exported:
         constraints += _between(name, lower, upper, sides, z)
         checks.append((f"{name}: lower", sides[0], lambda done, k=index: done.lower[k]))
         checks.append((f"{name}: upper", sides[1], lambda done, k=index: done.upper[k]))
+    for index, constraint in enumerate(problem.constraints):
+        name = problem.constraint_name(index)
+        (found,) = translator.function(constraint, (inputs, blocks))
+        side = translator.expression(found, name)
+        if not side.is_convex():
+            raise ProblemError(
+                f"{name} has no form that CVXPY recognises as convex. It must follow the rules of "
+                f"disciplined convex programming; CVXPY sees {side.curvature.lower()}."
+            )
+        constraints.append(side <= 0)
+        checks.append((name, side, lambda done, k=index: done.sides.constraints[k]))
     (value,) = translator.function(problem.objective, (inputs, blocks))
     cost: Any = cp.sum(translator.expression(value, "The objective"))
     if not cost.is_convex():

@@ -3,6 +3,7 @@
 import numpy as np
 
 from stagecert.errors import ProblemError
+from stagecert.networks.broken import BrokenLine, RevertingSoftplus
 from stagecert.networks.domains import DOMAINS
 from stagecert.networks.kinked import Abs, Clip, HardSigmoid, LeakyRelu, PRelu, Relu
 from stagecert.networks.smooth import (
@@ -29,6 +30,8 @@ REGISTERED: dict[str, AbstractActivation] = {
     "clip": Clip(),
     "hard_sigmoid": HardSigmoid(),
     "hard_swish": HardSwish(),
+    "broken_line": BrokenLine(),
+    "reverting_softplus": RevertingSoftplus(),
     "elu": Exponential(elu_numbers),
     "selu": Exponential(selu_numbers),
     "celu": Exponential(celu_numbers),

@@ -968,12 +968,25 @@ def _window_sum(call: _Call):
 @_converts("reduce_window_max", "reduce_window_min")
 def _window_max(call: _Call):
     params = call.params
-    x, shape = call.variable(), call.shapes[0]
-    rank = len(shape)
+    x = call.variable()
     if any(d != 1 for d in params["base_dilation"]):
         raise Refused("is not supported with base_dilation")
+    x = x if call.name == "reduce_window_max" else call.negate(x)
+    if any(map(any, params["padding"])):
+        windows = call.add(op.Take(), x, weights=_padded_windows(call, x.shape))
+    else:
+        keys = ("window_dimensions", "window_strides", "window_dilation")
+        windows = call.add(op.Windows(*(tuple(map(int, params[key])) for key in keys)), x)
+    largest = call.maximum(windows)
+    return largest if call.name == "reduce_window_max" else call.negate(largest)
+
+
+def _padded_windows(call: _Call, read) -> np.ndarray:
+    """Which entries of a flattened array each window covers, along a last axis."""
+    params, shape = call.params, call.shapes[0]
+    rank = len(shape)
     flat = np.zeros((1,) * (2 * rank), np.int64)
-    for axis, n in enumerate(x.shape):
+    for axis, n in enumerate(read):
         start = np.arange(shape[axis])[:, None] * params["window_strides"][axis]
         inside = np.arange(params["window_dimensions"][axis]) * params["window_dilation"][axis]
         at = start - params["padding"][axis][0] + inside
@@ -985,10 +998,7 @@ def _window_max(call: _Call):
         places = [1] * (2 * rank)
         places[axis], places[rank + axis] = at.shape
         flat = flat * n + at.reshape(places)
-    x = x if call.name == "reduce_window_max" else call.negate(x)
-    windows = call.add(op.Take(), x, weights=flat.reshape(*shape, -1).astype(np.int32))
-    largest = call.maximum(windows)
-    return largest if call.name == "reduce_window_max" else call.negate(largest)
+    return flat.reshape(*shape, -1).astype(np.int32)
 
 
 # -- entries that only move ------------------------------------------------------------------------

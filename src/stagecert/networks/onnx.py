@@ -22,9 +22,10 @@ except ImportError as error:
 
 from stagecert.errors import ProblemError
 from stagecert.networks import (
-    onnx_arithmetic,  # noqa: F401  (these four register their operators)
+    onnx_arithmetic,  # noqa: F401  (these register their operators)
     onnx_composed,  # noqa: F401
     onnx_shapes,
+    onnx_where,  # noqa: F401
     onnx_windows,  # noqa: F401
 )
 from stagecert.networks import operations as op
@@ -94,6 +95,11 @@ class Row:
     role: str
     reason: str | None = None
     relaxation: str | None = None
+
+    @property
+    def supported(self) -> bool | None:
+        """Whether stagecert can handle it; None if that depends on a node that it refuses."""
+        return None if self.role == "unknown" else self.reason is None
 
 
 @dataclass(frozen=True)
@@ -463,7 +469,11 @@ class _Conversion:
                 )
                 mixed = any(isinstance(x, (op.Reduce, op.Sum)) for x in made[last:])
                 relaxation = "hulls" if len(kinds) > 1 or mixed else "hull"
-            self.rows[place] = replace(row, role=role, relaxation=relaxation)
+            reason = row.reason
+            if any(isinstance(x, Placeholder) and x.kind == "condition" for x in made):
+                role, relaxation = "refused", None
+                reason = "is only supported as the condition of a Where that makes an activation"
+            self.rows[place] = replace(row, role=role, reason=reason, relaxation=relaxation)
 
 
 def _kind(operation: op.Activation | op.Joint) -> str:
@@ -481,6 +491,11 @@ def _shape(item: Any) -> tuple[int, ...] | None:
 
 
 def _unsupported(operator: str) -> str:
+    if operator in ("Softmax", "LogSoftmax"):
+        return (
+            "is nonlinear in several variables at once; where it is the last node, export the "
+            "logits, whose order is the same (`stagecert robust` leaves it out by itself)"
+        )
     if operator in _JOINT:
         return "is nonlinear in several variables at once"
     if operator in _STEPS:

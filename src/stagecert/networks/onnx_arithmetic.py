@@ -416,6 +416,9 @@ def _log(call: Call):
     made = call.draft.made(root)
     if (a, b) == (1, 1) and made and made.operation == op.Activation("exp"):
         return call.activation("softplus", made.arguments[0])
+    # log(sigmoid(x)) is -softplus(-x).
+    if (a, b) == (1, 0) and made and made.operation == op.Activation("sigmoid"):
+        return negate(call, call.activation("softplus", negate(call, made.arguments[0])))
     return call.activation("log", call.variable())
 
 

@@ -66,6 +66,7 @@ class Draft:
         self.builder = Builder()
         self._made: dict[tuple[bool, int], Made] = {}
         self._affine: dict[tuple[bool, int], Affine] = {}
+        self.truths: dict[tuple[bool, int], Any] = {}  # what comparisons say; see onnx_where
 
     def add(self, operation: op.Operation, *arguments: Value, weights=None, name="") -> Value:
         """Adds a node, unless its weights or its size are out of bounds."""
@@ -107,6 +108,10 @@ class Draft:
     def made(self, value: Value) -> Made | None:
         """How a value was made; None for inputs."""
         return self._made.get((value.is_input, value.index))
+
+    def is_condition(self, x: Value) -> bool:
+        """Whether a value is what a comparison says."""
+        return (x.is_input, x.index) in self.truths
 
     def affine(self, x: Value) -> Affine:
         """(root, a, b) with x = a * root + b exactly, and the root as far back as numbers reach."""

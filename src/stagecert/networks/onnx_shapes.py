@@ -291,15 +291,32 @@ def _dropout(call: Call):
 
 # TensorProto.FLOAT, FLOAT16, DOUBLE, BFLOAT16: rounding is not part of a network.
 FLOATS = (1, 10, 11, 16)
+_BOOL = 9
+
+
+def _in_any_type(array: np.ndarray) -> np.ndarray:
+    """Constants that become the type of a variable: numbers that all floating-point types hold."""
+    single = array.astype(np.float32)
+    half = np.isfinite(single) & (np.abs(single) < 1e4) & (single == single.astype(np.float16))
+    # The first half of a float32 is what bfloat16 keeps.
+    brain = single.view(np.uint32) & 0xFFFF == 0
+    if array.dtype.kind not in "iuf" or not np.all(half & brain & (single == array)):
+        raise Refused("may round constants to another type; store them in the type of the model")
+    return single
 
 
 @converts("Cast", "CastLike")
 def _cast(call: Call):
     if call.operator == "CastLike":
         like = call.item(1)
+        if not isinstance(call.item(0), Value):
+            return _in_any_type(call.constant(0, "constants"))
         floating = isinstance(like, Value) or np.issubdtype(call.constant(1, "").dtype, np.floating)
     else:
         floating = call.get("to") in FLOATS
+    x = call.item(0)
+    if call.get("to") == _BOOL and isinstance(x, Value) and call.draft.is_condition(x):
+        return x
     if not floating:
         raise Refused("of a variable to integers or to truth values is not supported")
     return call.variable()

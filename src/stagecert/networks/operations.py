@@ -365,6 +365,34 @@ class WindowSum(Linear):
 
 
 @dataclass(frozen=True)
+class Windows(Linear):
+    """The entries of sliding windows, along a new last axis; one number for each axis of x."""
+
+    label: ClassVar[str] = "windows"
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def counts(self, shape: tuple[int, ...]) -> list[int]:
+        """How many windows fit into an array along each axis."""
+        sizes = zip(shape, self.window, self.strides, self.dilation, strict=True)
+        return [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes]
+
+    def __call__(self, weights, x):
+        counts = self.counts(x.shape)
+        found = []
+        for place in np.ndindex(*self.window):
+            first = [i * d for i, d in zip(place, self.dilation, strict=True)]
+            ends = zip(first, counts, self.strides, strict=True)
+            last = [i + (n - 1) * s + 1 for i, n, s in ends]
+            found.append(jax.lax.slice(x, first, last, self.strides))
+        return jnp.stack(found, axis=-1)
+
+    def back_terms(self, weights, shapes) -> int:
+        return math.prod(self.window)
+
+
+@dataclass(frozen=True)
 class Shift(Operation):
     """x + weights, with broadcasting; `loose` is that of MatMul."""
 

@@ -55,6 +55,21 @@ class Segment(eqx.Module):
         inputs = inputs if isinstance(inputs, tuple) else (inputs,)
         return [inputs[k] if is_input else blocks[k] for is_input, k in self.sources]
 
+    def node_shapes(self, shapes) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all nodes, from those of what the segment reads."""
+        every = list(shapes)
+        for node in self.nodes:
+            shape = node.shape
+            if not shape:  # those that join the outputs do not say theirs
+                like = [jax.ShapeDtypeStruct(every[k], jnp.float32) for k in node.arguments]
+                shape = jax.eval_shape(node.operation, node.weights, *like).shape
+            every.append(shape)
+        return tuple(every[len(shapes) :])
+
+    def shape(self, shapes) -> tuple[int, ...]:
+        """The shape of the output, from those of what the segment reads."""
+        return (*shapes, *self.node_shapes(shapes))[self.output]
+
     def __call__(self, inputs, blocks):
         values = self.pick(inputs, blocks)
         for node in self.nodes:

@@ -17,6 +17,12 @@ from stagecert.errors import ProblemError
 LARGEST = 10**30
 
 
+def written(eps: Fraction | str) -> str:
+    """A radius as people write it: in 255ths where that is whole, as pixels are levels of 255."""
+    levels = Fraction(eps) * 255
+    return f"{levels}/255" if levels.denominator == 1 and 0 < levels < 255 else str(eps)
+
+
 @dataclass(frozen=True)
 class Preparation:
     """How images become boxes of network inputs.
@@ -64,6 +70,22 @@ class Preparation:
                 f"images has {images[tuple(at)]:g} at {at}, outside of {low},{high}. Scale the "
                 "images, or say what the range of pixels is (--clip LOW,HIGH or --clip none)."
             )
+
+    def warning(self, images: np.ndarray) -> str | None:
+        """What is allowed but hardly meant: a radius that takes every image to every other."""
+        if self.clip is not None:
+            low, high = map(float, self.clip)
+        elif images.dtype == np.uint8:
+            low, high = 0.0, 1.0
+        else:
+            low, high = float(images.min()), float(images.max())
+        if not low < high or self.eps < high - low:
+            return None
+        meant = f" Did you mean {self.eps}/255?" if 1 <= self.eps < 255 and high <= 1 else ""
+        return (
+            f"eps is {self.eps}, but pixels lie between {low:g} and {high:g}: every picture is "
+            f"within reach of every other then, and hardly an image can be robust.{meant}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

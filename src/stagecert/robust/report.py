@@ -1,15 +1,35 @@
-"""The HTML report of a robustness run."""
+"""The HTML reports of robustness runs: on one radius, and what several of them say together."""
 
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from stagecert.charts import Axis, Curve, chart
+from stagecert.html import Page
+from stagecert.robust import table
+from stagecert.robust.boxes import written
+from stagecert.robust.data import DataSet
+from stagecert.robust.shown import Shown
 from stagecert.sweeps import Store
 from stagecert.sweeps.report import About, Entry, write_report
 
 STATUSES = ("certified", "attacked", "misclassified", "unknown", "error")
+# Counterexamples that are shown as pictures.
+PICTURES = 12
 
 
 def report_of_robust(
-    store: Store, keys: set[str], path: Path, *, command: str = "", name: str = ""
+    store: Store,
+    keys: set[str],
+    path: Path,
+    *,
+    command: str = "",
+    name: str = "",
+    images: DataSet | None = None,
 ) -> None:
     """Writes the report of the images with these keys.
 
@@ -19,15 +39,16 @@ def report_of_robust(
         path: of the report.
         command: what started the run.
         name: of the model.
+        images: for pictures of the counterexamples.
     """
     how = store.configuration
-    eps = how["eps"]
+    eps = written(how["eps"])
     about = About(
         title=f"Robustness: {name}" if name else "Robustness",
         lead=(
             f"Whether pixels that move by up to {eps} change the class of an image: certified "
-            "(proven that they do not), attacked (an input that does is known), misclassified "
-            "without any change, or unknown."
+            "(proven that they do not), attacked (an input that does is known), "
+            "misclassified without any change, or unknown."
         ),
         items="images",
         groups="model",
@@ -44,6 +65,9 @@ def report_of_robust(
         facts=(),
         command=command,
         configuration=how,
+        solved="decided",
+        opening=partial(_opening, store=store, keys=keys, images=images),
+        columns=("label", "predicted", "becomes", "method"),
     )
     write_report(path, about, _entries(store, keys, name or "all"))
 
@@ -61,4 +85,136 @@ def _entries(store: Store, keys: set[str], group: str):
                 bound=found["bound"],
                 gap=found["gap"],
                 note=found["note"],
+                cells=tuple(found[name] for name in ("label", "predicted", "becomes", "method")),
             )
+
+
+def _opening(page: Page, *, store: Store, keys: set[str], images: DataSet | None) -> None:
+    """Accuracies of all and by class, and what counterexamples look like."""
+    report = table.report(store, keys)
+    page.heading("Accuracy")
+    checked = "and the checker accepts the proof"
+    proof = checked if report.configuration.get("checked", True) else "unchecked"
+    page.headline(
+        (f"{100 * share:.1f} %", f"{what} accuracy", f"{count} of {report.done} images: {note}")
+        for share, what, count, note in (
+            (report.clean_accuracy, "clean", report.correct, "classified correctly"),
+            (report.attacked_accuracy, "attacked", report.correct - report.attacked,
+             "correct, and no counterexample is known"),
+            (report.certified_accuracy, "certified", report.certified,
+             f"proven to have none, {proof}"),
+        )
+    )  # fmt: skip
+    page.paragraph(
+        f"The true accuracy against changes of up to {written(report.configuration['eps'])} "
+        "lies between the certified and the attacked one."
+    )
+    _classes(page, store, keys)
+    if images is not None:
+        _counterexamples(page, store, keys, images)
+
+
+def _classes(page: Page, store: Store, keys: set[str]) -> None:
+    counts: dict[int, dict[str, int]] = {}
+    for row in store.rows():
+        if row.key in keys:
+            one = counts.setdefault(
+                row.data["label"], dict.fromkeys(("all", "clean", *STATUSES), 0)
+            )
+            one["all"] += 1
+            one["clean"] += bool(row.data["correct"])
+            one[row.data["status"]] += 1
+    rows = []
+    for label, one in sorted(counts.items()):
+        shares = (one["clean"], one["clean"] - one["attacked"], one["certified"])
+        rows.append(
+            (label, one["all"], *(f"{100 * n / one['all']:.1f} %" for n in shares), one["unknown"])
+        )
+    page.heading("By class", 3)
+    page.table(
+        ["class", "images", "clean accuracy", "attacked accuracy", "certified accuracy",
+         "undecided"],
+        rows,
+        sortable=True,
+    )  # fmt: skip
+
+
+def _counterexamples(page: Page, store: Store, keys: set[str], images: DataSet) -> None:
+    shown = Shown.of(images, store.configuration)
+    if shown is None:
+        return
+    every = [row.place for row in store.rows() if row.key in keys and row.data["attacked"]]
+    if not every:
+        return
+    # Spread over the data set, whose beginning may be of one class.
+    pick = np.unique(np.linspace(0, len(every) - 1, PICTURES).round().astype(int))
+    wanted = {every[k] for k in pick}
+    page.heading("Counterexamples")
+    page.paragraph(
+        f"{len(wanted)} of {len(every)}: the image, what was added to it (grey: nothing; white and "
+        f"black: {written(store.configuration['eps'])} more and less), and the sum, which ONNX "
+        "Runtime takes for another class."
+    )
+    for row in store.rows(blobs=True):
+        if row.key in keys and row.place in wanted:
+            assert row.blob is not None
+            found = row.data
+            page.pictures(
+                zip(
+                    shown.pictures(row.place, np.frombuffer(row.blob, "<f4")),
+                    (f"image {row.place}: {found['predicted']}", "change",
+                     f"now: {found['becomes']}"),
+                    strict=True,
+                )
+            )  # fmt: skip
+
+
+def report_of_radii(
+    path: Path, runs: Sequence[table.Report], *, command: str = "", name: str = ""
+) -> None:
+    """Writes what runs with several radii say together: accuracies against the radius."""
+    runs = sorted(runs, key=lambda one: Fraction(one.configuration["eps"]))
+    radii = [float(Fraction(one.configuration["eps"])) for one in runs]
+    page = Page(
+        f"Robustness: {name}" if name else "Robustness",
+        "Accuracies against how far every pixel may move. The folder of each radius has a report "
+        "of its own.",
+    )
+    page.heading("Accuracy by radius")
+    curves = {
+        "clean": [one.clean_accuracy for one in runs],
+        "attacked": [one.attacked_accuracy for one in runs],
+        "certified": [one.certified_accuracy for one in runs],
+    }
+    page.chart(
+        chart(
+            [Curve(f"{what} accuracy", radii, shares) for what, shares in curves.items()],
+            Axis("how far pixels may move", ends=(0, None)),
+            Axis("accuracy", ends=(0, 1), percent=True),
+        ),
+        "Clean, attacked and certified accuracy against the radius; the true one lies between the "
+        "last two.",
+    )
+    page.table(
+        ["radius", "images", *(f"{what} accuracy" for what in curves), "undecided", "folder"],
+        [
+            (written(one.configuration["eps"]), one.done,
+             *(f"{100 * shares[k]:.1f} %" for shares in curves.values()),
+             one.unknown, folder_of(one.configuration["eps"]))
+            for k, one in enumerate(runs)
+        ],
+    )  # fmt: skip
+    page.heading("What made it")
+    page.code(command)
+    page.facts(_common([one.configuration for one in runs]), "Configuration of all of them")
+    page.write(path)
+
+
+def folder_of(eps: Any) -> str:
+    """The folder of one radius among several."""
+    return "eps-" + written(eps).replace("/", "_")
+
+
+def _common(configurations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first, *others = configurations
+    return {k: v for k, v in first.items() if all(one.get(k) == v for one in others)}

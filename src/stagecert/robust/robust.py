@@ -1,6 +1,7 @@
 """`robust`: for each image of a data set, whether small changes of its pixels change the class."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from stagecert.robust.data import DataSet, data_set, number
 from stagecert.robust.images import Images
 from stagecert.robust.work import METHODS, Classifier, largest_batch
 from stagecert.sweeps import Item, Row, Store
+from stagecert.sweeps.tables import Format, check_format
 
 
 def robust(
@@ -33,7 +35,7 @@ def robust(
     limit: int | None = None,
     batch: int | None = None,
     memory: float = 1.0,
-    format: table.Format = "csv",
+    format: Format = "csv",
     engine: sweeps.Engine | None = None,
     progress: Callable[[list[Row]], None] | None = None,
 ) -> table.Report:
@@ -71,7 +73,9 @@ def robust(
         model, images, labels, eps, clip=clip, mean=mean, std=std, method=method,
         check=check, restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
     )  # fmt: skip
-    table.check_format(format)
+    check_format(format)
+    if run.warning:
+        warnings.warn(run.warning, stacklevel=2)
     with run.store(out) as store:
         run.run(store, progress, engine=engine)
         if out is not None:
@@ -124,6 +128,14 @@ class Robustness:
             classifier.must_be_covered()
         data = data_set(images, labels, classifier.shape, classifier.classes)
         how.check(data.images)
+        # What the caller is to be told, though the run goes on.
+        self.warning = how.warning(data.images)
+        self.notice = None
+        if classifier.dropped is not None:
+            self.notice = (
+                f"The model ends in {classifier.dropped}, which keeps the order of classes: it is "
+                "left out, and margins and bounds are about the logits."
+            )
         self.batch = batch or largest_batch(classifier.network, memory)
         count = min(len(data), limit or len(data))
         self.items = [Item(place, _key(place, data)) for place in range(count)]
@@ -131,7 +143,8 @@ class Robustness:
         self.configuration = {
             "task": "robust",
             "stagecert": __version__,
-            "model": classifier.model.contents.digest,
+            "model": classifier.digest,
+            "without": classifier.dropped,
             "eps": str(how.eps),
             "norm": "inf",
             "clip": None if how.clip is None else [str(v) for v in how.clip],
@@ -144,8 +157,9 @@ class Robustness:
             "batch": self.batch,
             "memory": memory,
         }
+        self.data = DataSet(data.images[:count], data.labels[:count])
         self._work = Images(
-            classifier, model, DataSet(data.images[:count], data.labels[:count]), how,
+            classifier, model, self.data, how,
             {"method": method, "check": check, "restarts": restarts, "seed": seed,
              "memory": memory, "batch": self.batch},
         )  # fmt: skip

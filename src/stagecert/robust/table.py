@@ -2,18 +2,15 @@
 
 import json
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from stagecert.errors import ProblemError
 from stagecert.files import write_csv, write_whole, written_whole
 from stagecert.sweeps import Store
-
-Format = Literal["csv", "parquet"]
+from stagecert.sweeps.tables import write_table
 
 COLUMNS = {
     "index": int,
@@ -24,6 +21,7 @@ COLUMNS = {
     "attacked": bool,
     "certified": bool,
     "checked": bool,
+    "becomes": int,
     "method": str,
     "bound": float,
     "attack": float,
@@ -127,28 +125,12 @@ def report(store: Store, keys: set[str], *, rows: bool = False) -> Report:
     )
 
 
-def check_format(format: str) -> None:
-    """Says if tables cannot be written in a format."""
-    if format not in ("csv", "parquet"):
-        raise ProblemError(f"format must be csv or parquet, not {format!r}.")
-    if format == "parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise ProblemError(
-                'Parquet files need the package pyarrow: pip install "stagecert[parquet]"'
-            ) from error
-
-
 def export(
     store: Store, keys: set[str], folder: Path, shape: tuple[int, ...], format: str = "csv"
 ) -> Report:
     """Writes all files into the folder, each whole or not at all; returns the summary."""
     table = ({"index": row.place, **row.data} for row in store.rows() if row.key in keys)
-    if format == "parquet":
-        _write_parquet(folder / "results.parquet", table)
-    else:
-        write_csv(folder / "results.csv", COLUMNS, table)
+    write_table(folder / "results", COLUMNS, table, format)
     times = (
         {"index": row.place, "seconds": round(row.seconds, 6)}
         for row in store.rows()
@@ -159,27 +141,6 @@ def export(
     found = report(store, keys)
     write_whole(folder / "summary.json", json.dumps(found.to_dict(), indent=2) + "\n")
     return found
-
-
-def _write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    types = {
-        int: pyarrow.int64(),
-        float: pyarrow.float64(),
-        bool: pyarrow.bool_(),
-        str: pyarrow.string(),
-    }
-    schema = pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
-    with written_whole(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        group: list[dict[str, Any]] = []
-        for row in rows:
-            group.append(row)
-            if len(group) == 10_000:
-                writer.write_table(pyarrow.Table.from_pylist(group, schema))
-                group = []
-        writer.write_table(pyarrow.Table.from_pylist(group, schema))
 
 
 def _write_points(path: Path, store: Store, keys: set[str], shape: tuple[int, ...]) -> None:

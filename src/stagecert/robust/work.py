@@ -16,8 +16,9 @@ from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.relaxation import split
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
+from stagecert.robust.logits import without_softmax
 from stagecert.verify import attack
-from stagecert.verify.models import OpenModel
+from stagecert.verify.models import OpenModel, digest_of
 from stagecert.verify.proving import Rejected, certify
 from stagecert_check import properties
 from stagecert_check.functions import Refused
@@ -41,6 +42,7 @@ class Finding:
         attacked: whether there is a counterexample, which ONNX Runtime confirmed.
         certified: whether it is proven that there is none.
         checked: whether the checker has accepted the proof.
+        becomes: the class that ONNX Runtime gives to the counterexample.
         method: what proved it.
         bound: a certified lower bound on the smallest margin (label minus any other class) over
             the box; None if none was computed.
@@ -56,6 +58,7 @@ class Finding:
     attacked: bool = False
     certified: bool = False
     checked: bool = False
+    becomes: int | None = None
     method: str | None = None
     bound: float | None = None
     attack: float | None = None
@@ -84,7 +87,12 @@ class Classifier:
     """A model with one input and an output for each class."""
 
     def __init__(self, model):
-        self.model = OpenModel(model)
+        logits = without_softmax(model)
+        # What was left out of the model: a last Softmax or LogSoftmax.
+        self.dropped = None if logits is None else logits[0]
+        self.model = OpenModel(model if logits is None else logits[1])
+        # Of the files as they are.
+        self.digest = self.model.contents.digest if logits is None else digest_of(model)
         self.network: Network = self.model.network
         if len(self.network.input_shapes) != 1:
             raise ProblemError(
@@ -264,6 +272,7 @@ class Work:
             found.attack = min(found.attack, _margin(outputs, found.label))
             if np.argmax(outputs) != found.label:
                 found.status, found.attacked, case.point = "attacked", True, point
+                found.becomes = int(np.argmax(outputs))
 
     # -- bounds -----------------------------------------------------------------------------------
 

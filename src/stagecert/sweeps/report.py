@@ -1,18 +1,18 @@
 """The report of a sweep: one HTML file with counts, times, bounds and what went wrong.
 
-It needs no more memory than a few numbers for each item, however long the sweep. Figures need
-matplotlib (`stagecert[plot]`); without it there are tables only.
+It needs no more memory than a few numbers for each item, however long the sweep.
 """
 
 import heapq
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stagecert.charts import Axis, Curve, chart
 from stagecert.html import Page
 from stagecert.machine import made
 
@@ -22,6 +22,8 @@ ERRORS, SLOWEST, TABLE = 100, 10, 500
 CURVES, STEPS = 8, 200
 # With fewer items than this, histograms show all of them.
 MANY = 100
+# Seconds: the left end of the axis of times.
+SHORTEST = 1e-3
 QUANTILES = (0, 0.1, 0.5, 0.9, 1)
 
 
@@ -38,6 +40,7 @@ class Entry:
         bound, gap: if known.
         note: what there is to say about an item without an answer.
         wrong: whether the answer contradicts one that is known.
+        cells: what the columns of `About.columns` hold.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Entry:
     gap: float | None = None
     note: str | None = None
     wrong: bool = False
+    cells: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ class About:
         facts: further tables: (heading, {name: value}).
         command: what started the sweep.
         configuration: everything that influences the results.
+        solved: what items are whose verdict is an answer.
+        opening: puts on the page what comes before the verdicts.
+        columns: of the table of all items, beside those that every report has.
     """
 
     title: str
@@ -78,6 +85,9 @@ class About:
     facts: Sequence[tuple[str, Mapping[str, Any]]]
     command: str
     configuration: Mapping[str, Any]
+    solved: str = "solved"
+    opening: Callable[[Page], None] | None = None
+    columns: Sequence[str] = ()
 
 
 def write_report(path: Path, about: About, entries: Iterable[Entry]) -> None:
@@ -89,6 +99,8 @@ def page_of(about: About, entries: Iterable[Entry]) -> Page:
     """The report of a sweep."""
     held = _Held(about, entries)
     page = Page(about.title, about.lead)
+    if about.opening is not None:
+        about.opening(page)
     _verdicts(page, about, held)
     _times(page, about, held)
     _numbers(page, about, held)
@@ -99,12 +111,15 @@ def page_of(about: About, entries: Iterable[Entry]) -> Page:
     if held.table is not None:
         page.heading(f"All {about.items}")
         page.table(
-            ["", about.groups, "name", "verdict", "seconds", "bound", "gap", "note"],
+            ["", about.groups, "name", *about.columns, "verdict", "seconds", "bound", "gap",
+             "note"],
             [
-                (k, e.group, e.name, e.verdict, e.seconds, e.bound, e.gap, e.note)
+                (k, e.group, e.name, *e.cells, e.verdict, e.seconds, e.bound, e.gap, e.note)
                 for k, e in enumerate(held.table)
             ],
-        )
+            "A click on a heading sorts by its column.",
+            sortable=True,
+        )  # fmt: skip
     page.heading("What made it")
     page.code(about.command)
     page.facts(made(), "Machine and versions of the process that wrote this report")
@@ -171,7 +186,7 @@ def _verdicts(page: Page, about: About, held: _Held) -> None:
         counts = {v: sum(row[1][v] for row in rows) for v in about.verdicts}
         rows.append(("all", counts, sum(row[2] for row in rows)))
     page.table(
-        [about.groups, *about.verdicts, "done", "solved", "share solved"],
+        [about.groups, *about.verdicts, "done", about.solved, f"share {about.solved}"],
         [
             (name, *counts.values(), done := sum(counts.values()), solved,
              f"{solved / max(done, 1):.1%}")
@@ -203,11 +218,9 @@ def _times(page: Page, about: About, held: _Held) -> None:
         ],
         "Seconds to decide them; the sum is over all runs and workers.",
     )
-    if not can_draw():
-        page.paragraph('Figures need matplotlib: pip install "stagecert[plot]"')
-    elif any(held.solved.values()):
-        caption = f"How many {about.items} were solved within how many seconds each."
-        page.figure(_cactus(about, held), caption)
+    if any(held.solved.values()):
+        caption = f"How many {about.items} were {about.solved} within how many seconds each."
+        page.chart(_cactus(about, held), caption)
     page.table(
         [about.groups, "name", "verdict", "seconds"],
         [(e.group, e.name, e.verdict, e.seconds) for e in held.slowest],
@@ -226,9 +239,10 @@ def _numbers(page: Page, about: About, held: _Held) -> None:
     ]
     page.table(["", about.items, "least", "10 %", "median", "90 %", "largest"], rows)
     page.paragraph(f"{about.bound} {about.gap}")
-    if can_draw():
-        caption = f"How many {about.items} have which bound and which gap."
-        page.figure(_histograms(about, held), caption)
+    for name, values in (("bound", held.bounds), ("gap", held.gaps)):
+        if values:
+            picture, rest = _histogram(about, name, np.array(values))
+            page.chart(picture, f"How many {about.items} have which {name}{rest}.")
 
 
 def _errors(page: Page, held: _Held) -> None:
@@ -244,30 +258,13 @@ def _errors(page: Page, held: _Held) -> None:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def can_draw() -> bool:
-    """Whether there is what figures are drawn with."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _axes(columns: int = 1):
-    """A figure that no window and no other figure knows of, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.5, 3.6), layout="constrained")
-    return figure, figure.subplots(1, columns, squeeze=False)[0]
-
-
-def _cactus(about: About, held: _Held):
+def _cactus(about: About, held: _Held) -> str:
     """Curves: how many items of each group were solved within how many seconds."""
-    figure, (axes,) = _axes()
     largest = sorted(held.groups, key=lambda name: -len(held.solved[name]))[:CURVES]
     curves = {name: np.sort(np.array(held.solved[name])) for name in held.groups if name in largest}
     if len(held.groups) > 1:
         curves["all"] = np.sort(held.of_all(held.solved))
+    drawn = []
     for name, times in curves.items():
         if not len(times):
             continue
@@ -275,38 +272,26 @@ def _cactus(about: About, held: _Held):
         if len(times) > STEPS:
             pick = np.unique(np.linspace(0, len(times) - 1, STEPS).round().astype(int))
             times, counts = times[pick], counts[pick]
-        style = {"color": "black", "linewidth": 2} if name == "all" else {}
-        # A curve starts on the axis, so that one with a single item can be seen as well.
-        axes.step(
-            np.r_[times[:1], times], np.r_[0, counts], where="post", label=name, **style
-        )  # fmt: skip
-        axes.plot(times[-1:], counts[-1:], "o", color=axes.lines[-1].get_color(), markersize=4)
-    axes.set(xlabel="seconds for each", ylabel=f"{about.items} solved", xscale="log")
-    axes.set_ylim(bottom=0)
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    if len(curves) > 1:
-        axes.legend()
-    return figure
+        # What took no time that the clock could see still has a place on the axis.
+        drawn.append(Curve(name, np.maximum(times, SHORTEST), counts, "steps"))
+    return chart(
+        drawn,
+        Axis("seconds for each", log=True),
+        Axis(f"{about.items} {about.solved}", whole=True, ends=(0, None)),
+    )
 
 
-def _histograms(about: About, held: _Held):
-    """How many items have which bound, and which gap."""
-    figure, both = _axes(2)
-    for axes, name, values in zip(
-        both, ("bound", "gap"), (np.array(held.bounds), np.array(held.gaps)), strict=True
-    ):
-        if len(values):
-            # A few far away must not squeeze all others into one bar.
-            low, high = np.quantile(values, (0.02, 0.98) if len(values) >= MANY else (0, 1))
-            within = values[(values >= low) & (values <= high)]
-            axes.hist(within, bins=min(40, max(len(within) // 3, 5)), histtype="stepfilled")
-            hidden = len(values) - len(within)
-            if hidden:
-                axes.set_title(f"without {hidden} at the ends", fontsize="small")
-        if name == "bound":
-            axes.axvline(0, color="black", linewidth=0.8)
-        axes.set(xlabel=name, ylabel=about.items)
-        axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-    return figure
+def _histogram(about: About, name: str, values: np.ndarray) -> tuple[str, str]:
+    """How many items have which bound, or gap; and what is not in the picture."""
+    # A few far away must not squeeze all others into one bar.
+    low, high = np.quantile(values, (0.02, 0.98) if len(values) >= MANY else (0, 1))
+    within = values[(values >= low) & (values <= high)]
+    heights, edges = np.histogram(within, bins=min(40, max(len(within) // 3, 5)))
+    picture = chart(
+        [Curve(name, edges, heights, "bars")],
+        Axis(name),
+        Axis(about.items, whole=True, ends=(0, None)),
+        mark=0.0 if name == "bound" else None,
+    )
+    hidden = len(values) - len(within)
+    return picture, f", without {hidden} at the ends" if hidden else ""

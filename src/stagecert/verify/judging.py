@@ -30,8 +30,8 @@ class Finding:
 
     Attributes:
         verdict: "unsat", "sat", "unknown", "timeout" or "error".
-        bound: a certified lower bound on the violation over all boxes in one piece: above zero, no
-            input violates the property. Cases that only splitting refuted can have less.
+        bound: a certified lower bound on the violation over all inputs: above zero, none violates
+            the property. Of boxes that were split, the least over the parts, once all are decided.
         nearest: the smallest violation met, in single precision; a counterexample has at most zero.
         gap: nearest - bound. None if the rows of a case have coefficients of different sizes, as
             `nearest` is then in other units.
@@ -192,13 +192,13 @@ class _Judge:
         return found, None, seconds
 
     def _model(self, instance: Instance, wanted: str | None):
-        from stagecert.verify.models import OpenModel, content_hash
+        from stagecert.verify.models import OpenModel, digest_of
 
         path = instance.model_path
         if wanted is None or wanted not in self.models:
             # Errors of files that could not be read at the start are raised here, too.
             size = path.stat().st_size
-            there = content_hash(path)
+            there = digest_of(path)
             if wanted is not None and there != wanted:
                 raise ProblemError(f"{path} has changed since the sweep began.")
             wanted = there
@@ -249,9 +249,9 @@ class _Kept:
 
 def _finding(verdict, property) -> Finding:
     cases = verdict.cases
-    # A bound that is not a number says nothing; without rows there is nothing to be bounded.
-    best = [max((b for b in one.bounds if not math.isnan(b)), default=-math.inf) for one in cases]
-    bound = min(best, default=math.inf)
+    # A bound that is not a number says nothing.
+    proven = [-math.inf if math.isnan(one.proven) else one.proven for one in cases]
+    bound = min(proven, default=math.inf)
     nearest = min((one.nearest for one in cases), default=math.inf)
     bound, nearest = _plain(bound), _plain(nearest)
     gap = None

@@ -44,11 +44,7 @@ class OpenModel:
     @cached_property
     def contents(self) -> external.Model:
         """What the files of the model hold, as the checker reads them."""
-        if isinstance(self.source, onnx.ModelProto):
-            return external.Model(self.source.SerializeToString())
-        if isinstance(self.source, bytes):
-            return external.Model(self.source)
-        return external.model_contents(self.source)
+        return _contents(self.source)
 
     @cached_property
     def program(self) -> graph.Program:
@@ -61,6 +57,14 @@ def opened(model) -> OpenModel:
     return model if isinstance(model, OpenModel) else OpenModel(model)
 
 
-def content_hash(path: Path) -> str:
-    """Identifies a model's file by its content, with the weights that it keeps in other files."""
-    return external.model_contents(path).digest
+def _contents(source) -> external.Model:
+    if isinstance(source, onnx.ModelProto):
+        return external.Model(source.SerializeToString())
+    if isinstance(source, bytes):
+        return external.Model(source)
+    return external.model_contents(source)
+
+
+def digest_of(source) -> str:
+    """Identifies a model by its content, with the weights that it keeps in other files."""
+    return _contents(source).digest

@@ -38,9 +38,9 @@ def report_of_instances(
         verdicts=VERDICTS,
         total=summary.instances,
         bound=(
-            "The bound is a proven lower bound on the violation over all inputs in one piece: "
-            "above zero, there is no counterexample. Instances that needed splitting can be "
-            "decided with less."
+            "The bound is a proven lower bound on the violation over all inputs: above zero, there "
+            "is no counterexample. Of inputs that were split it is the least over the parts or, "
+            "if not all of these are decided, what holds without splitting."
         ),
         gap=(
             "The gap is the smallest violation met at an input, minus the bound. The former is "

@@ -12,7 +12,7 @@ import numpy as np
 from stagecert.networks import Network
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.stepwise import Passes
+from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify.mixing import mix
 from stagecert.verify.queries import Group, for_users, shaped
@@ -27,8 +27,6 @@ CHEAP_NUMBERS = 100_000
 # Points times cases whose violations are computed, and coefficients that are mixed, at a time.
 POINT_NUMBERS = 4_000_000
 MIXED_NUMBERS = 4_000_000
-# Neurons times rows at a time: larger arrays fall out of the caches.
-LANE_NUMBERS = 400_000
 
 
 @dataclass
@@ -89,6 +87,8 @@ class Splitter:
         tree: how they came about; None unless asked for.
         finished: which share of each group's box is decided.
         seen: how many boxes were bounded.
+        proven: (groups, cases), in the units of the property: the violation is proven to be at
+            least this on all boxes on which the case was closed. Infinite where there are none.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class Splitter:
         self.limits = np.full((len(groups), rows), np.inf)
         self.goals = np.full((len(groups), rows), np.inf)
         self.strict = np.zeros((len(groups), rows), bool)
+        self.units = np.ones((len(groups), rows))
         # Places of each case's rows; where it has fewer, the first one again, not `used`.
         self.places = np.zeros((len(groups), cases, widest), np.intp)
         self.used = np.zeros((len(groups), cases, widest), bool)
@@ -140,6 +141,7 @@ class Splitter:
             for c, places in enumerate(group.places):
                 self.places[g, c, : len(places)] = places
                 self.used[g, c, : len(places)] = True
+            self.units[g, :count] = [float(row.scale) for row in group.scaled]
             open_[g, : len(group.numbers)] = open_cases[g]
         self.tree = Tree() if keep else None
         nodes = np.array([self._node(g) for g in range(len(groups))])
@@ -151,6 +153,7 @@ class Splitter:
         self.finished = 0.0
         self.total = float(len(self.stack))
         self.seen = 0
+        self.proven = np.full(open_.shape, np.inf)
         # A box takes its two ends, and a few numbers more.
         of_box = 16 * len(self.free) + cases + 64
         self.most = max(int(memory * 2**30 / of_box), 4 * self.batch)
@@ -185,6 +188,8 @@ class Splitter:
         self.seen += count
         g = boxes.group
         left = boxes.open & ~found.refuted
+        b, c = np.nonzero(found.refuted)
+        np.minimum.at(self.proven, (g[b], c), found.margin[b, c])
         if self.tree is not None:
             for b, c in np.argwhere(found.refuted):
                 node, row = int(boxes.node[b]), int(found.best[b, c])
@@ -288,6 +293,8 @@ class Splitter:
         nearest = np.argmax(over, axis=2)[..., None]
         best = np.take_along_axis(self.places[g], nearest, axis=2)[..., 0]
         refuted = boxes.open & (self.used[g] & proven[at]).any(axis=2)
+        units = self.units[g][at]
+        margin = np.max(np.where(usable, over / units, -np.inf), axis=2)
         weights: dict[tuple[int, int], np.ndarray] = {}
         alone = np.sum(usable & np.isfinite(over), axis=2) <= 1
         every = np.argwhere(boxes.open & ~refuted & ~alone)
@@ -301,12 +308,15 @@ class Splitter:
             )  # fmt: skip
             for k in np.flatnonzero(found.bound > 0):
                 refuted[b[k], c[k]] = True
+                # If a weighted mean is at least this, so is one of the rows.
+                largest = np.max(units[b[k], c[k]], where=self.used[g[b[k]], c[k]], initial=0)
+                margin[b[k], c[k]] = found.bound[k] / np.sum(found.weights[k]) / largest
                 of_rows = np.zeros(bound.shape[1])
                 np.add.at(of_rows, rows[1][k], found.weights[k])
                 weights[int(b[k]), int(c[k])] = of_rows
         return Found(
             bound, points, violation, self._scores(boxes, coefficients, refuted), refuted, best,
-            weights,
+            weights, margin,
         )  # fmt: skip
 
     def _scores(self, boxes: Boxes, coefficients, refuted) -> np.ndarray:
@@ -374,6 +384,7 @@ class Found:
         refuted: (boxes, cases).
         best: (boxes, cases), the row that is nearest to refuting the case, or does.
         weights: of the rows, for (box, case) that only several rows refute together.
+        margin: (boxes, cases), in the units of the property: the violation is at least this.
     """
 
     bound: np.ndarray
@@ -383,19 +394,13 @@ class Found:
     refuted: np.ndarray
     best: np.ndarray
     weights: dict[tuple[int, int], np.ndarray]
+    margin: np.ndarray
 
 
 def divisible(lower, upper) -> np.ndarray:
     """Which entries are free. A number like 0.1 that is no float64 is the interval around it."""
     lower, upper = np.asarray(lower, float), np.asarray(upper, float)
     return upper > np.nextafter(np.nextafter(lower, np.inf), np.inf)
-
-
-def rows_at_once(parts: Split, memory: float) -> int:
-    """How many rows go back through the network at a time: a power of two."""
-    neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
-    rows = min(int(memory * 2**30 / (8 * 32 * neurons)), max(LANE_NUMBERS // neurons, 16), 1024)
-    return 1 << max(rows, 1).bit_length() - 1
 
 
 def boxes_at_once(parts: Split, numbers: int, memory: float) -> int:

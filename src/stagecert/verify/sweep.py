@@ -12,14 +12,31 @@ from stagecert import __version__, sweeps
 from stagecert.errors import ProblemError
 from stagecert.files import write_csv, write_whole
 from stagecert.sweeps import Item, Row, Store
+from stagecert.sweeps.tables import write_table
 from stagecert.verify.instances import Instance, stem
 from stagecert.verify.judging import VERDICTS, Attached, Hashes, Judging
-from stagecert.verify.models import content_hash
+from stagecert.verify.models import digest_of
 
-COLUMNS = (
-    "index", "set", "model", "property", "timeout", "verdict", "expected", "wrong", "bound",
-    "nearest", "gap", "cases", "refuted", "boxes", "how", "certificate", "file", "note",
-)  # fmt: skip
+COLUMNS = {
+    "index": int,
+    "set": str,
+    "model": str,
+    "property": str,
+    "timeout": float,
+    "verdict": str,
+    "expected": str,
+    "wrong": bool,
+    "bound": float,
+    "nearest": float,
+    "gap": float,
+    "cases": int,
+    "refuted": int,
+    "boxes": int,
+    "how": str,
+    "certificate": str,
+    "file": str,
+    "note": str,
+}
 CERTIFICATES = ("accepted", "rejected", "missing", "unchecked")
 # Folders and endings of the files that belong to instances.
 _FILES = {"certificate": ("certificates", "cert"), "counterexample": ("counterexamples", "txt")}
@@ -239,11 +256,12 @@ class Sweep:
             configuration=self.configuration,
         )
 
-    def export(self, store: Store) -> Summary:
+    def export(self, store: Store, format: str = "csv") -> Summary:
         """Writes the files into the store's folder, each whole or not at all."""
         folder = store.folder
         assert folder is not None
-        write_csv(folder / "results.csv", COLUMNS, (line.data for line in self.lines(store)))
+        table = (line.data for line in self.lines(store))
+        write_table(folder / "results", COLUMNS, table, format)
         names = ("index", "seconds", "proving", "checking")
         times = (
             {"index": line.data["index"], "seconds": round(line.seconds, 6)}
@@ -275,9 +293,7 @@ class _Contents:
         self._known: dict[tuple[Path, Callable], str | None] = {}
 
     def of(self, one: Instance) -> Hashes:
-        return Hashes(
-            self._hash(one.model_path, content_hash), self._hash(one.property_path, _hash)
-        )
+        return Hashes(self._hash(one.model_path, digest_of), self._hash(one.property_path, _hash))
 
     def _hash(self, path: Path, how: Callable[[Path], str]) -> str | None:
         if (path, how) not in self._known:

@@ -25,7 +25,13 @@ __all__ = [
 def __getattr__(name: str):
     # The estimator needs scikit-learn; everything else does without.
     if name == "IsotonicRegression":
-        from stagecert.applications.isotonic.estimator import IsotonicRegression
-
+        try:
+            from stagecert.applications.isotonic.estimator import IsotonicRegression
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "sklearn":
+                raise
+            raise ImportError(
+                'IsotonicRegression needs scikit-learn: pip install "stagecert[isotonic]"'
+            ) from error
         return IsotonicRegression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,10 @@
 """The scikit-learn estimator."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.isotonic import check_increasing
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from stagecert.applications.isotonic.extension import corners, extend, extend_over_order
@@ -23,7 +23,9 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
             feature that is a total order. Or comparisons, an array of shape (m, 2) whose rows
             (i, j) say that the value at node i is at most that at node j; `X` then has one column,
             the node of each sample.
-        increasing: True, False, or one of these (or 1 and -1) for each feature.
+        increasing: True, False, or "auto", which is the sign of Spearman's correlation with y, as
+            in scikit-learn; or one of these (or 1 and -1) for each feature. None is for a feature
+            without a direction: samples that differ in it are not compared.
         loss: "squared", "absolute", "quantile", "huber", "logistic" (targets between 0 and 1, the
             prediction is a probability), "poisson" (the prediction is a rate), or a JAX function
             (prediction, target) -> loss, convex in the prediction.
@@ -41,6 +43,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         max_iter, time_limit: limits on the steps and the seconds of "dual" and "stagewise".
 
     Attributes:
+        increasing_: the direction that was found or given; a list if there are several features.
         objective_: the weighted sum of the losses at the fit.
         bound_: a proven lower bound on the objective of every isotonic fit.
         gap_: objective_ - bound_.
@@ -64,7 +67,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         self,
         *,
         order: Any = "coordinatewise",
-        increasing: bool | Sequence[int] = True,
+        increasing: Any = True,
         loss: Any = "squared",
         quantile: float = 0.5,
         delta: float = 1.0,
@@ -95,19 +98,21 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         """Fits the model.
 
         Args:
-            X: array of shape (samples, features).
+            X: array of shape (samples, features), or (samples,) for one feature.
             y: targets.
             sample_weight: weights that are not negative; samples of weight zero count as absent.
         """
         with _NamedEntries(X=X, y=y):
-            checked: Any = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+            checked: Any = validate_data(self, _column(X), y, dtype=np.float64, y_numeric=True)
         X, y = checked
         weight = self._checked_weight(sample_weight, len(y))
         used = weight > 0
         if not used.any():
             raise ProblemError("sample_weight is zero everywhere: there is nothing to fit.")
+        self._directions = self._checked_directions(X[used], y[used])
+        self.increasing_ = self._directions if X.shape[1] > 1 else self._directions[0]
         points = self._oriented(X)
-        self.extension_ = self._checked_extension(X.shape[1])
+        self.extension_ = self._checked_extension(points.shape[1])
         if self._by_coordinates():
             order, node = coordinatewise(points[used])
         else:
@@ -122,7 +127,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         self.engine_, self.status_, self.n_iter_ = result.engine, result.status, result.iterations
         self.n_comparisons_ = len(order.lower)
         if self._by_coordinates():
-            self._points = np.empty((order.count, X.shape[1]))
+            self._points = np.empty((order.count, points.shape[1]))
             self._points[node] = points[used]
             self._values = result.fitted
             self._corners = corners(self._points, self._values, order)
@@ -142,6 +147,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         """Predicts by the monotone extension of the fit."""
         check_is_fitted(self)
         with _NamedEntries(X=X):
+            X = _column(X) if self.n_features_in_ == 1 else X
             checked: Any = validate_data(self, X, dtype=np.float64, reset=False)
         points = self._oriented(checked)
         if not self._by_coordinates():
@@ -168,25 +174,46 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         order, self._number = from_comparisons(self.order, count)
         return order, self._number[chosen]
 
+    def _checked_directions(self, X: np.ndarray, y: np.ndarray) -> list[bool | None]:
+        """For each feature, whether the fit grows with it; None if there is no saying."""
+        features, given = X.shape[1], self.increasing
+        if not self._by_coordinates():
+            if features != 1:
+                raise ProblemError(
+                    f"X has {features} columns; with comparisons it has one, the sample's node."
+                )
+            if given is not True:
+                raise ProblemError("With comparisons, increasing must be True; turn the pairs.")
+            return [True]
+        single = given is None or isinstance(given, str) or np.ndim(given) == 0
+        each = [given] * features if single else list(given)
+        if len(each) != features:
+            raise ProblemError(
+                f"increasing has {len(each)} entries, but there are {features} features."
+            )
+        found: list[bool | None] = []
+        for k, one in enumerate(each):
+            if isinstance(one, str) and one == "auto":
+                found.append(bool(check_increasing(X[:, k], y)))
+            elif one is None:
+                found.append(None)
+            elif isinstance(one, (bool, np.bool_)) or (not isinstance(one, str) and one in (1, -1)):
+                found.append(bool(one == 1))
+            else:
+                raise ProblemError(
+                    f"increasing = {given!r}: it must be True, False or 'auto', or one of these, "
+                    f"1, -1 or None for each of the {features} features."
+                )
+        return found
+
     def _oriented(self, X: np.ndarray) -> np.ndarray:
         """Features turned so that the fit grows with all of them."""
-        if not self._by_coordinates():
-            if X.shape[1] != 1:
-                raise ProblemError(
-                    f"X has {X.shape[1]} columns; with comparisons it has one, the sample's node."
-                )
-            if self.increasing is not True:
-                raise ProblemError("With comparisons, increasing must be True; turn the pairs.")
-            return X
-        signs = np.atleast_1d(np.asarray(self.increasing))
-        if signs.dtype == bool:
-            signs = np.where(signs, 1, -1)
-        if signs.shape not in ((1,), (X.shape[1],)) or not np.all(np.abs(signs) == 1):
-            raise ProblemError(
-                f"increasing = {self.increasing!r}: it must be True, False, or 1 or -1 for each of "
-                f"the {X.shape[1]} features."
-            )
-        return X * signs
+        columns = []
+        for k, grows in enumerate(self._directions):
+            # Below in x and in -x are those with the same x alone.
+            signs = (1, -1) if grows is None else (1,) if grows else (-1,)
+            columns += [sign * X[:, k] for sign in signs]
+        return np.stack(columns, axis=1)
 
     def _checked_extension(self, features: int) -> str:
         if self.extension not in EXTENSIONS:
@@ -216,6 +243,12 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
                 f"sample_weight[{entry}] = {weight[entry]}: it must be finite and not negative."
             )
         return weight
+
+
+def _column(X: Any) -> Any:
+    """Samples of one feature may be a plain list, as scikit-learn's own estimator takes them."""
+    dimensions = X.ndim if hasattr(X, "ndim") else np.ndim(X) if isinstance(X, list | tuple) else 2
+    return np.asarray(X).reshape(-1, 1) if dimensions == 1 else X
 
 
 def _nodes(column: np.ndarray, count: int) -> np.ndarray:

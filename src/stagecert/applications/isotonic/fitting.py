@@ -102,6 +102,12 @@ def fit(
     [1.0, 2.5, 2.5, 4.0]
     """
     begin = time.perf_counter()
+    if not isinstance(order, Order):
+        hint = ""
+        if isinstance(order, tuple):
+            hint = " coordinatewise and from_comparisons return (order, node): give both, as in "
+            hint += "fit(y, order, node=node)."
+        raise ProblemError(f"order must be an Order, not a {type(order).__name__}.{hint}")
     _check_tolerances(atol, rtol)
     chosen = loss if callable(loss) else named_loss(loss, quantile=quantile, delta=delta)
     y, node, weight = _checked_samples(y, node, weight, order.count, chosen)

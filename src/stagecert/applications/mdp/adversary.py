@@ -33,6 +33,11 @@ class Map(Protocol):
         """How many weights a reward depends on."""
         ...
 
+    @property
+    def over_time(self) -> bool:
+        """Whether effects differ from step to step."""
+        ...
+
 
 @dataclass(frozen=True)
 class Entrywise:
@@ -53,6 +58,10 @@ class Entrywise:
     @property
     def terms(self):
         return 1
+
+    @property
+    def over_time(self):
+        return self.scale.ndim == 3
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,10 @@ class Linear:
     @property
     def terms(self):
         return len(self.effects)
+
+    @property
+    def over_time(self):
+        return self.effects.ndim == 4
 
 
 @dataclass(frozen=True)
@@ -113,11 +126,12 @@ class Adversary:
         return float(np.nextafter(mdp.best_value(reward) + self.value_charge(mdp), np.inf))
 
     def value_charge(self, mdp: MDP) -> float:
-        """What rounding may add to a value, whatever the weights."""
+        """What rounding and steps after the horizon may add to a value, whatever the weights."""
         # The reward of a point exactly in the set is this far off, entry by entry.
         rounded = self.weights.rounding + 2 * (self.effects.terms + 3) * _UNIT
         off = 1.01 * rounded * self.size
-        return 1.01 * (mdp.value_error(1.01 * self.size) + off * mdp.mass)
+        rounding = 1.01 * (mdp.value_error(1.01 * self.size) + off * mdp.mass)
+        return rounding + mdp.later(1.01 * self.size)
 
     def bound(self, mdp: MDP, visits: np.ndarray, mass: np.ndarray) -> float:
         """At most what a policy with these visits earns for any reward of the set.
@@ -132,10 +146,11 @@ class Adversary:
         return float(np.nextafter(least - self.bound_charge(mdp), -np.inf))
 
     def bound_charge(self, mdp: MDP) -> float:
-        """What rounding may add to a bound, whatever the visits."""
+        """What rounding and steps after the horizon may take from a bound, whatever the visits."""
         # Visits are off by `relative_visit_error`; a sum of n terms is off by at most n units of
         # the sum of their sizes. Averages over iterations add as many roundings again.
         terms = int(np.prod(mdp.shape)) + 2 * self.effects.terms + 64
         relative = 2 * mdp.relative_visit_error + 4 * terms * _UNIT
         final = float(np.abs(mdp.final).max())
-        return 1.01 * relative * mdp.mass * (1.01 * self.size + final) + 1e-290
+        rounding = 1.01 * relative * mdp.mass * (1.01 * self.size + final) + 1e-290
+        return rounding + mdp.later(1.01 * self.size)

@@ -37,6 +37,14 @@ def whole(name: str, value, least: int = 1) -> int:
     return int(value)
 
 
+def discounting(value) -> float:
+    """The value as a discount."""
+    value = amount("discount", value)
+    if not 0 < value <= 1:
+        raise ProblemError(f"discount = {value!r}: it must be above 0 and at most 1.")
+    return value
+
+
 def amount(name: str, value) -> float:
     """The value as a finite number that is not negative."""
     number = isinstance(value, int | float | np.integer | np.floating)

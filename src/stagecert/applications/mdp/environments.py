@@ -10,13 +10,15 @@ from stagecert.applications.mdp.model import MDP
 from stagecert.errors import ProblemError
 
 
-def from_gymnasium(environment: Any, horizon: int, initial: Any = None) -> tuple[MDP, np.ndarray]:
+def from_gymnasium(
+    environment: Any, horizon: int | None, initial: Any = None, discount: float = 1.0
+) -> tuple[MDP, np.ndarray]:
     """Reads a tabular environment (FrozenLake, CliffWalking, Taxi, ...).
 
     Args:
         environment: one with `unwrapped.P`, or that table itself: `P[state][action]` is a list of
             (probability, next state, reward, whether the episode ends).
-        horizon: the number of steps.
+        horizon, discount: as for `MDP`.
         initial: a state or a distribution; by default the environment's own distribution, state 0
             for a table alone.
 
@@ -69,4 +71,4 @@ def from_gymnasium(environment: Any, horizon: int, initial: Any = None) -> tuple
         sp.csr_array((chance, (row, column)), shape=(states, states))
         for chance, row, column in entries
     ]
-    return MDP(matrices, horizon, initial, ends=np.minimum(ends, 1.0)), rewards
+    return MDP(matrices, horizon, initial, ends=np.minimum(ends, 1.0), discount=discount), rewards

@@ -4,6 +4,7 @@ Inside, arrays over states and actions have the shape (actions, states), and (ho
 states) over time: reductions over actions then run along contiguous memory.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from stagecert.applications.mdp.checking import numbers, reject, whole
+from stagecert.applications.mdp.checking import amount, discounting, numbers, reject, whole
 from stagecert.errors import ProblemError
 
 # Rows of probabilities may be off by this much: what users compute is rounded.
@@ -23,18 +24,23 @@ _UNIT = 0.5 * float(np.finfo(float).eps)
 
 
 class MDP:
-    """A Markov decision process over a finite horizon, without its rewards.
+    """A Markov decision process over a finite horizon, or for ever, without its rewards.
 
     Args:
         transitions: probabilities, stationary: an array of shape (actions, states, states) or one
             sparse matrix (states, states) for each action; or over time: an array of shape
             (horizon, actions, states, states) or a sequence of such sequences of matrices. Entry
             (a, s, r) is the probability to get from s to r by action a.
-        horizon: the number of steps.
+        horizon: the number of steps; None is for ever, which needs a discount below one. Then so
+            many steps are planned that what comes later is worth at most `tail` of the largest
+            total possible, and bounds and values are charged for it: they hold for ever, whatever
+            is done later. Rewards must then be the same at all steps.
         initial: the state where the process begins, or a distribution over states.
         final: rewards of shape (states,) for the state after the last step; by default 0.
         ends: the probability of shape (states, actions) that the process ends with a step, which
             the transitions then leave out: rows of the transitions and this add up to one.
+        discount: what a reward is worth one step later, above 0 and at most 1.
+        tail: see `horizon`.
 
     Raises:
         ProblemError: bad input; the entry is named.
@@ -44,7 +50,26 @@ class MDP:
     MDP(states=2, actions=2, horizon=3, stationary, 7 transitions)
     """
 
-    def __init__(self, transitions: Any, horizon: int, initial: Any = 0, final=None, ends=None):
+    def __init__(
+        self,
+        transitions: Any,
+        horizon: int | None,
+        initial: Any = 0,
+        final=None,
+        ends=None,
+        discount: float = 1.0,
+        tail: float = 1e-7,
+    ):
+        self.discount = discounting(discount)
+        self.endless = horizon is None
+        if horizon is None:
+            if self.discount == 1:
+                raise ProblemError("A process without a horizon needs a discount below one.")
+            if final is not None:
+                raise ProblemError("A process without a horizon has no final rewards.")
+            if not 0 < amount("tail", tail) < 1:
+                raise ProblemError(f"tail = {tail!r}: it must be between 0 and 1.")
+            horizon = math.ceil(math.log(tail) / math.log(self.discount))
         self.horizon = whole("horizon", horizon)
         steps = _steps(transitions, self.horizon)
         self.stationary = len(steps) == 1
@@ -60,6 +85,7 @@ class MDP:
             stacked: Matrix = sp.vstack(step, format="csr")
             stacked.sum_duplicates()
             stacked.eliminate_zeros()
+            stacked.data *= self.discount
             matrices.append(stacked)
         self._matrices = matrices
         self.initial = self._initial(initial)
@@ -70,9 +96,11 @@ class MDP:
     def __repr__(self) -> str:
         kind = "stationary" if self.stationary else "over time"
         count = sum(m.nnz for m in self._matrices)
+        discount = f"discount={self.discount:g}, " if self.discount < 1 else ""
+        ever = " of infinitely many" if self.endless else ""
         return (
-            f"MDP(states={self.states}, actions={self.actions}, horizon={self.horizon}, {kind}, "
-            f"{count} transitions)"
+            f"MDP(states={self.states}, actions={self.actions}, horizon={self.horizon}{ever}, "
+            f"{discount}{kind}, {count} transitions)"
         )
 
     def _ends(self, ends) -> np.ndarray:
@@ -197,19 +225,44 @@ class MDP:
         forth = max(int(np.bincount(m.indices, minlength=1).max()) for m in self._matrices)
         if any(not sp.issparse(product) for product in self._back):
             back, forth = self.states, self.states * self.actions
-        return back, forth
+        # Discounted probabilities are rounded once.
+        rounded = int(self.discount < 1)
+        return back + rounded, forth + rounded
 
     @cached_property
-    def _growth(self) -> float:
-        """At most how much a pass enlarges: the largest sum of a row."""
+    def _rate(self) -> float:
+        """At least the largest sum of a row, discounted."""
         largest = max(float(np.max(m.sum(axis=1), initial=0.0)) for m in self._matrices)
-        return max(largest * (1 + 4 * self.states * _UNIT), 1.0)
+        return largest * (1 + (4 * self.states + 8) * _UNIT)
+
+    @property
+    def _growth(self) -> float:
+        """At most how much a pass enlarges."""
+        return max(self._rate, 1.0)
+
+    @property
+    def _start(self) -> float:
+        return float(self.initial.sum()) * (1 + 2 * self.states * _UNIT)
 
     @cached_property
     def mass(self) -> float:
         """A bound on the sum of all visits, and of their remainders at the end."""
-        start = float(self.initial.sum()) * (1 + 2 * self.states * _UNIT)
-        return start * self.horizon * self._growth**self.horizon * (1 + 4 * self.horizon * _UNIT)
+        steps = self.horizon * self._growth**self.horizon * (1 + 4 * self.horizon * _UNIT)
+        if self._rate < 1:
+            steps = min(steps, 1.01 / (1 - self._rate))
+        return self._start * steps
+
+    def later(self, size: float) -> float:
+        """At most what all steps after the horizon earn or cost, with rewards of this size."""
+        if not self.endless:
+            return 0.0
+        if not self._rate < 1:
+            raise ProblemError(
+                f"The discount {self.discount} is too near to one for probabilities that sum to "
+                f"{self._rate / self.discount:.12g}."
+            )
+        rest = self._rate**self.horizon * (1 + 8 * self.horizon * _UNIT)
+        return 1.01 * self._start * rest / (1 - self._rate) * size
 
     def value_error(self, size: float) -> float:
         """At most how far `best_value` is off for rewards of at most this size."""

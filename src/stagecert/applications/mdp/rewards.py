@@ -68,6 +68,13 @@ def adversary(rewards: Any, mdp: MDP) -> Adversary:
     Raises:
         ProblemError: bad input; the entry is named.
     """
+    made = _adversary(rewards, mdp)
+    if mdp.endless and (made.nominal.ndim == 3 or made.effects.over_time):
+        raise ProblemError("Without a horizon, rewards must be the same at all steps.")
+    return made
+
+
+def _adversary(rewards: Any, mdp: MDP) -> Adversary:
     if isinstance(rewards, Mixture):
         return _mixture(rewards, mdp)
     if isinstance(rewards, Budget):

@@ -14,15 +14,17 @@ from stagecert.applications.mdp.model import MDP
 from stagecert.applications.mdp.primal_dual import primal_dual
 from stagecert.applications.mdp.rewards import adversary as adversary_of
 from stagecert.applications.mdp.search import Limits, Report, Search
-from stagecert.applications.mdp.sifting import can_sift, sift
+from stagecert.applications.mdp.sifting import can_sift, few_rows_matter, sift
 from stagecert.errors import ProblemError
 from stagecert.solution import Status
 
 ENGINES = ("auto", "primal-dual")
 # First-order steps are fast down to about this relative gap; linear programmes finish from there.
 _COARSE = 1e-4
-# Rows (times, actions and states) of a small problem, and the most steps before its programme.
+# Rows (times, actions and states) of a small problem, and the most steps before its programme;
+# and of one so large that looking for rows that matter is not worth it.
 _SMALL, _FEW = 5_000, 1_000
+_LARGE = 40_000
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,9 +124,17 @@ def solve(
 def _by_search(search: Search, engine: str) -> str:
     name = "primal-dual"
     finish = engine == "auto" and can_sift(search)
-    # Small programmes are solved at once, wherever the search stands.
-    small = finish and np.prod(search.mdp.shape) <= _SMALL
-    primal_dual(search, _COARSE if finish else 0.0, _FEW if small else search.limits.iterations)
+    # Small programmes are solved at once, wherever the search stands; larger ones as soon as few
+    # of their rows matter, which is looked at ever more rarely.
+    most, rows = search.limits.iterations, int(np.prod(search.mdp.shape))
+    steps = _FEW if rows <= _LARGE else most
+    while finish and steps < most and not search.over:
+        primal_dual(search, _COARSE, steps)
+        if search.within(_COARSE) or rows <= _SMALL or few_rows_matter(search):
+            most = search.iterations
+            break
+        steps *= 2
+    primal_dual(search, _COARSE if finish else 0.0, most)
     if finish and not search.within(0.0) and not search.over:
         if sift(search):
             name = "primal-dual, linear programmes"
