@@ -43,7 +43,18 @@ from stagecert_check.numbers import Arithmetic
 ROWS = 6
 _ROOT = Path(__file__).parents[2]
 _JUMPS = frozenset(
-    "Floor Ceil Round Sign ThresholdedRelu Shrink Less LessOrEqual Greater GreaterOrEqual".split()
+    [
+        "Floor",
+        "Ceil",
+        "Round",
+        "Sign",
+        "ThresholdedRelu",
+        "Shrink",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+    ]
 )
 _LONGEST = 1500  # characters of a number in a property
 
