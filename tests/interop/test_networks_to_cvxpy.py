@@ -154,3 +154,15 @@ def test_two_inputs():
     found = networks.bound(network, *batch, row[None], method="backward", intermediate="ibp")
     assert found.bound[0, 0] - 1e-7 <= optimum <= found.value[0, 0] + 1e-7
     assert {"one", "two"} <= set(exported.names)
+
+
+def test_products_are_mccormicks_planes():
+    """x * y on [1, 2] x [-1, 3]: the relaxed minimum and maximum are those of the four corners."""
+
+    def function(x):
+        return x[:1] * x[1:]
+
+    network = networks.from_jax(function, np.zeros(2))
+    for row, optimum in ((1.0, -2.0), (-1.0, -6.0)):
+        exported = networks_to_cvxpy(network, [1.0, -1.0], [2.0, 3.0], [row])
+        assert exported.problem.solve(solver="HIGHS") == pytest.approx(optimum, abs=1e-7)
