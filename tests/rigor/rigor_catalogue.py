@@ -198,6 +198,30 @@ PRODUCTS = [
         "Add", m.node("Abs", x), m.constant(1.000001)))),
 ]  # fmt: skip
 
+
+def _where(*tests, together=None, negated=False):
+    """x where comparisons with numbers hold, and a multiple of it elsewhere."""
+
+    def build(m, x):
+        found = [m.node(operator, x, m.constant(at)) for operator, at in tests]
+        condition = m.node(together, *found) if together else found[0]
+        condition = m.node("Not", condition) if negated else condition
+        return m.node("Where", condition, x, m.node("Mul", x, m.constant(0.25)))
+
+    return build
+
+
+BRANCHES = [
+    Entry("where greater", _where(("Greater", 0.0))),
+    Entry("where less", _where(("Less", 0.5))),
+    Entry("where greater or equal", _where(("GreaterOrEqual", 0.0))),
+    Entry("where less or equal", _where(("LessOrEqual", 0.5), negated=True)),
+    *(Entry(f"where {name.lower()}", _where(("Greater", -0.5), ("Less", 0.75), together=name))
+      for name in ("And", "Or", "Xor")),
+    Entry("shrink", _one("Shrink", lambd=0.5, bias=0.25)),
+    Entry("thresholded relu", _one("ThresholdedRelu", alpha=0.75)),
+]  # fmt: skip
+
 LINEAR = [
     Entry("gemm", lambda m, x: m.node("Gemm", x, m.weights(3, 5), m.weights(3), transB=1,
                                       alpha=0.5, beta=2.0), (1, 5)),
@@ -445,7 +469,9 @@ WIDER = [
         "Mul", x, m.constant(0.3)), m.node("Add", m.node("Abs", x), m.constant(1.0)))),
 ]  # fmt: skip
 
-READ = [*LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *CONSTANTS, *OLD]
+READ = [
+    *LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *BRANCHES, *CONSTANTS, *OLD
+]  # fmt: skip
 
 # What both the checker and the importer refuse.
 REFUSED = [
