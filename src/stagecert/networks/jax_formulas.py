@@ -97,7 +97,7 @@ class _Reader:
     def _made(self, name: str, params: dict, parts: list[Sum]) -> Sum:
         one = _constant(Fraction(1))
         if name in ("add", "add_any"):
-            return _plus(*parts)
+            return _plus(parts[0], parts[1])
         if name == "sub":
             return _plus(parts[0], parts[1], Fraction(-1))
         if name == "neg":
