@@ -10,6 +10,7 @@ An example that draws is left to do so; for the others there is a function here 
 import contextlib
 import io
 import os
+import re
 import runpy
 import sys
 import tempfile
@@ -188,6 +189,10 @@ def picture_of(name: str, folder: Path) -> Path | None:
         readme().savefig(path, dpi=110)
         return path
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        if name == "battery_limits":  # the tutorial draws it
+            page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+            exec("".join(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)), {})
+            return path
         example = runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name=name)
         answer = example["main"]()
     if answer is None:
@@ -210,10 +215,11 @@ def shrink(source: Path, target: Path) -> None:
 
 def main(names) -> None:
     """Draws the pictures of these names, or all."""
-    if unknown := sorted({*names} - {"readme", *EXAMPLES}):
-        raise SystemExit(f"no such picture: {', '.join(unknown)}; there are {EXAMPLES}, readme")
+    known = ("readme", "battery_limits", *EXAMPLES)
+    if unknown := sorted({*names} - {*known}):
+        raise SystemExit(f"no such picture: {', '.join(unknown)}; there are {', '.join(known)}")
     os.environ["MPLBACKEND"] = "agg"
-    for name in names or ("readme", *EXAMPLES):
+    for name in names or known:
         with tempfile.TemporaryDirectory() as folder:
             if (source := picture_of(name, Path(folder))) is not None:
                 target = IMAGES / source.name

@@ -11,21 +11,16 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 
+# Many tests trace the same program anew; each process keeps what it has compiled, and nothing else.
+_PROGRAMS = tempfile.TemporaryDirectory()
+jax.config.update("jax_compilation_cache_dir", _PROGRAMS.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
 # Compilation makes the first example slow, so a deadline would only measure JAX.
 hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
 # The same examples in every run, for runs that judge a change.
 hypothesis.settings.register_profile("same", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("STAGECERT_EXAMPLES", "new"))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def programs_are_compiled_once():
-    """Many tests trace the same program anew; each process keeps what it has compiled."""
-    with tempfile.TemporaryDirectory() as folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        yield
-        jax.config.update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture(autouse=True)

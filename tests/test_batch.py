@@ -105,7 +105,7 @@ def test_lanes_kept_on_a_device_are_those_kept_on_the_host(some, monkeypatch):
     on_host = sc.solve_batch(problems, **options)
     assert len({status.name for status in on_host.status}) > 1
     assert len(set(on_host.iterations.tolist())) > 3
-    monkeypatch.setattr("stagecert.solving._on_host", lambda tree: False)
+    monkeypatch.setattr("stagecert.searching._on_host", lambda tree: False)
     on_device = sc.solve_batch(problems, **options)
     assert on_device.status == on_host.status
     for name in ("value", "bound", "iterations", "passes"):

@@ -345,6 +345,11 @@ def test_tutorial():
         ],
     )
     assert_between(names["solution"], truth)
+    bought, sold, energy = cp.Variable(24), cp.Variable(24), cp.Variable(25)
+    limits = [bought >= 0, bought <= 2, sold >= 0, sold <= 2, energy[0] == 1]
+    limits += [energy[1:] == energy[:-1] + 0.95 * bought - sold / 0.95]
+    limits += [energy[1:] >= 0, energy[1:] <= 6]
+    assert_between(names["plan"], optimum(names["price"] @ (bought - sold), limits))
 
 
 @pytest.mark.parametrize("page", ["networks", "activations", "properties", "sweeps", "interop"])

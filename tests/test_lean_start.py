@@ -134,3 +134,18 @@ def test_type_checkers_see_the_same_names():
     assert tuple(packages) == sc.PACKAGES
     assert sorted({*seen, "networks"}) == sorted(sc.__all__)
     assert (ROOT / "src/stagecert/py.typed").exists()
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+def test_products_use_one_thread_unless_told_otherwise(given, monkeypatch):
+    """On a busy machine, the checker's products took up to sixty times as long with two."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    environment = {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    script = (
+        "import atexit, os, sys; sys.argv[1:] = ['--version']\n"
+        "atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS'], 'numpy' in sys.modules))"
+        "\nfrom stagecert.cli import main; main()"
+    )
+    threads, loaded = python("-c", script, **environment).split()[-2:]
+    assert threads == (given or "1")
+    assert loaded == "False"  # NumPy reads the variable when it is loaded

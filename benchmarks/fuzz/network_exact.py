@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 from flint import arb, ctx, fmpq
 
 from benchmarks.fuzz import exact
@@ -85,6 +86,8 @@ def _apply(operation: op.Operation, weights: Any, xs: list[np.ndarray]) -> np.nd
             return _window_sum(operation, x)
         case op.Conv():
             return _conv(operation, _weights(weights), x)
+        case op.Product():
+            return _array(x[..., 0] * x[..., 1])
         case op.Max():
             return _array(np.frompyfunc(exact.larger, 2, 1).reduce(x, axis=-1))
         case op.Activation():
@@ -157,6 +160,8 @@ _SAME_NAMES = {
     "relu": "Relu", "leaky_relu": "LeakyRelu", "elu": "Elu", "selu": "Selu", "celu": "Celu",
     "softplus": "Softplus", "sigmoid": "Sigmoid", "tanh": "Tanh", "hard_sigmoid": "HardSigmoid",
     "hard_swish": "HardSwish", "mish": "Mish", "softsign": "Softsign", "abs": "Abs", "exp": "Exp",
+    "erf": "Erf", "sin": "Sin", "cos": "Cos", "log": "Log", "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
 }  # fmt: skip
 
 
@@ -168,6 +173,11 @@ def _activation(operation: op.Activation, weights: Any, x: np.ndarray) -> np.nda
         return exact.each(lambda e, s: exact.above(e) + s * exact.below(e), x, _weights(weights))
     if kind == "square":
         return exact.each(lambda e: e * e, x)
+    if kind == "power":
+        return exact.each(lambda e: e ** int(settings["exponent"]), x)
+    if kind in ("floor", "ceil", "round", "sign"):
+        node = onnx.helper.make_node(kind.capitalize(), ["x"], ["y"])
+        return exact.node_outputs(node, [x], 17, {})[0]
     if kind == "silu":
         return exact.each(lambda e: e * exact.CURVES["Sigmoid"](e), x)
     if kind == "gelu":

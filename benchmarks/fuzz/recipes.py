@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from benchmarks.fuzz import patterns, recipes_shapes, recipes_windows
+from benchmarks.fuzz import patterns, recipes_composed, recipes_shapes, recipes_windows
 from benchmarks.fuzz.graphs import Writer
 from benchmarks.fuzz.recipes_shapes import attribute, beside
 
@@ -188,7 +188,7 @@ def _cast_like(w: Writer) -> None:
 
 def _unused(w: Writer) -> None:
     """A node that no output needs, of an operator that nobody has to know."""
-    operator = w.draw.choice(("Softmax", "Sign" if w.opset >= 9 else "Floor", "Relu"))
+    operator = w.draw.choice(("Hardmax", "Tan", "Relu"))
     node = helper.make_node(operator, [w.pick(least=1)], [w.name()], w.name())
     w.check_types(node)
     w.nodes.append(node)  # it is not evaluated, and has no value
@@ -225,7 +225,7 @@ RECIPES = {
     "Max": _sums("Max"), "Min": _sums("Min"), "Mul": _mul, "Div": _div, "Pow": _pow,
     "Neg": _unary("Neg"), "MatMul": _matmul, "Gemm": _gemm,
     "BatchNormalization": _batch_normalization,
-    **recipes_windows.RECIPES, **recipes_shapes.RECIPES,
+    **recipes_windows.RECIPES, **recipes_shapes.RECIPES, **recipes_composed.RECIPES,
     "Relu": _unary("Relu"), "Abs": _unary("Abs"), "Exp": _unary("Exp"),
     "LeakyRelu": _unary("LeakyRelu", alpha=(0.01, 0.0, 1.0, -0.5, 2.0)), "PRelu": _prelu,
     "Elu": _unary("Elu", alpha=(1.0, 0.5, 2.0)), "Celu": _unary("Celu", alpha=(1.0, 0.5, 3.0)),
@@ -242,7 +242,7 @@ _OFTEN = {"Add": 3, "Mul": 3, "Gemm": 4, "MatMul": 3, "Conv": 3, "Relu": 4, "Sum
           "Pad": 2, "AveragePool": 2, "MaxPool": 2, "Slice": 1.5, "ConvTranspose": 1.5, "Swish": 2,
           "Gelu": 2}  # fmt: skip
 _RARE = {"Identity": 0.3, "Dropout": 0.3, "Cast": 0.4, "CastLike": 0.4, "unused": 0.4, "Neg": 0.5,
-         "Exp": 0.5, "function": 0.5}  # fmt: skip
+         "Exp": 0.5, "function": 0.5, "Upsample": 0.5, "Resize": 0.5}  # fmt: skip
 WEIGHTS = [
     _OFTEN.get(name, _RARE.get(name, 0.8 if name in patterns.PATTERNS else 1.0)) for name in RECIPES
 ]

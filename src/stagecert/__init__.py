@@ -27,9 +27,18 @@ if TYPE_CHECKING:  # what type checkers and the reference see; a test compares i
     from stagecert.evidence import Assumptions, Evidence
     from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
     from stagecert.plotting import plot_trace
-    from stagecert.problem import AbstractStage, Objective, Problem, ScanStage, Stage, StageTrace
+    from stagecert.problem import (
+        AbstractStage,
+        Constraint,
+        Objective,
+        Problem,
+        ScanStage,
+        Stage,
+        StageTrace,
+    )
     from stagecert.reformulation import Point
     from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product, Simplex
+    from stagecert.sides import Sides
     from stagecert.solution import Solution, Stats, Status, Trace
     from stagecert.solvers import AbstractSolver
     from stagecert.solving import solve, solve_batch
@@ -62,9 +71,18 @@ HOMES = {
         "evidence": ("Assumptions", "Evidence"),
         "pieces": ("abs", "max", "maximum", "min", "minimum", "piecewise_linear", "relu"),
         "plotting": ("plot_trace",),
-        "problem": ("AbstractStage", "Objective", "Problem", "ScanStage", "Stage", "StageTrace"),
+        "problem": (
+            "AbstractStage",
+            "Constraint",
+            "Objective",
+            "Problem",
+            "ScanStage",
+            "Stage",
+            "StageTrace",
+        ),
         "reformulation": ("Point",),
         "sets": ("AbstractSet", "Ball", "Box", "BoxBall", "Product", "Simplex"),
+        "sides": ("Sides",),
         "solution": ("Solution", "Stats", "Status", "Trace"),
         "solvers": ("AbstractSolver",),
         "solving": ("solve", "solve_batch"),
@@ -85,6 +103,7 @@ __all__ = [
     "Box",
     "BoxBall",
     "Certificate",
+    "Constraint",
     "Evidence",
     "Findings",
     "Objective",
@@ -93,6 +112,7 @@ __all__ = [
     "ProblemError",
     "Product",
     "ScanStage",
+    "Sides",
     "Simplex",
     "Solution",
     "Stage",

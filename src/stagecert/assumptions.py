@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert.batch import rows_of
+from stagecert.batch import lane_of
 from stagecert.check import JENSEN, Violation, confirmed_violations
 from stagecert.curvature import (
     CONCAVE,
@@ -83,7 +83,7 @@ def examine(problem: Problem, axes=None, check: bool = True) -> Examined:
     with jax.enable_x64(True):
         arrays = as_arrays(problem, jnp.float64)
         if shape is None:
-            shape = _Shape(_traced(_lane(arrays, axes, 0)))
+            shape = _Shape(_traced(lane_of(arrays, axes, 0)))
         found = _examined(arrays, axes, shape, check)
     with _lock:
         _shapes[key] = shape
@@ -167,7 +167,8 @@ def _looked_at(problem: Problem, axes, traced, count: int) -> tuple[bool, ...]:
 
 
 def _unchecked(problem: Problem) -> Assumptions:
-    return Assumptions.unchecked(len(problem.stages), _declares_curvature(problem))
+    stages, sides = len(problem.stages), len(problem.constraints)
+    return Assumptions.unchecked(stages, _declares_curvature(problem), sides)
 
 
 def _declares_curvature(problem: Problem) -> bool:
@@ -178,15 +179,11 @@ def _declares_curvature(problem: Problem) -> bool:
 # -- proofs ----------------------------------------------------------------------------------------
 
 
-def _lane(problem, axes, index) -> Any:
-    if axes is None:
-        return problem
-    arrays, static = eqx.partition(problem, eqx.is_array)
-    return eqx.combine(rows_of(axes, arrays, index), static)
-
-
 def _traced(problem: Problem) -> list:
-    """The bounds of each stage, and then the objective, as jaxprs of (arrays, inputs, blocks)."""
+    """The bounds of each stage, the constraints, and then the objective.
+
+    They are jaxprs of (arrays, inputs, blocks).
+    """
     arrays, static = eqx.partition(problem, eqx.is_array)
     inputs = jax.eval_shape(problem.inputs.centre)
     shapes = problem.block_shapes()
@@ -198,6 +195,13 @@ def _traced(problem: Problem) -> list:
             return stage.bounds(inputs, blocks[:index], blocks[index])[:2]
 
         traced.append(jax.make_jaxpr(bounds)(arrays, inputs, shapes))
+
+    for index in range(len(problem.constraints)):
+
+        def constraint(arrays, inputs, blocks, index=index):
+            return eqx.combine(arrays, static).constraints[index](inputs, blocks)
+
+        traced.append(jax.make_jaxpr(constraint)(arrays, inputs, shapes))
 
     def objective(arrays, inputs, blocks):
         return jnp.asarray(eqx.combine(arrays, static).objective(inputs, blocks))
@@ -211,7 +215,7 @@ def _proven(problem: Problem, axes, traced, numbers: tuple[bool, ...]) -> Examin
 
     The arrays of the inputs' set come first; they count only all together.
     """
-    lane = _lane(problem, axes, 0)
+    lane = lane_of(problem, axes, 0)
     parameters = _parameters(problem, axes, numbers)
     of_set = len(jax.tree.leaves(eqx.filter(problem.inputs, eqx.is_array)))
     inputs = _ranges(problem, axes, all(numbers[:of_set]))
@@ -224,12 +228,15 @@ def _proven(problem: Problem, axes, traced, numbers: tuple[bool, ...]) -> Examin
         evidence["upper"].append(_evidence(upper, CONCAVE))
         lo, hi = np.minimum(lower.lo, upper.lo), np.maximum(lower.hi, upper.hi)
         blocks[index] = variable(np.broadcast_to(lo, blocks[index].shape), hi)
-    (value,) = _followed(walker, traced[-1], [*parameters, *inputs, *blocks])
+    known = [*parameters, *inputs, *blocks]
+    sides = [_followed(walker, closed, known)[0] for closed in traced[len(lane.stages) : -1]]
+    (value,) = _followed(walker, traced[-1], known)
     assumptions = Assumptions(
         _evidence(value, CONVEX),
         tuple(evidence["lower"]),
         tuple(evidence["upper"]),
         _declared(problem, axes, numbers, value, inputs, blocks),
+        tuple(_evidence(g, CONVEX) for g in sides),
     )
     return Examined(assumptions, walker.steep, walker.gentle)
 
@@ -244,7 +251,7 @@ def _declared(problem: Problem, axes, numbers, value: Known, inputs, blocks):
         return Evidence.UNCHECKED
     lanes = range(1 if axes is None else _size(problem, axes))
     for index in lanes:
-        objective = _lane(problem, axes, index).objective
+        objective = lane_of(problem, axes, index).objective
         of_inputs, of_blocks = objective.curvature_inputs, objective.curvature_blocks
         given = [] if of_inputs is None else jax.tree.leaves(of_inputs)
         pairs = [*zip(inputs, given, strict=False)]
@@ -312,12 +319,12 @@ def _parameters(problem: Problem, axes, numbers: tuple[bool, ...]) -> list[Known
 def _ranges(problem: Problem, axes, numbers: bool) -> list[Known]:
     """The inputs, between the ends of their set."""
     if not numbers:
-        lane = _lane(problem, axes, 0).inputs
+        lane = lane_of(problem, axes, 0).inputs
         shapes = jax.tree.leaves(jax.eval_shape(lane.centre))
         lowest = _lowest(lane, len(shapes))
         return [variable(np.full(s.shape, l), np.inf) for s, l in zip(shapes, lowest, strict=True)]
     lanes = range(1 if axes is None else _size(problem, axes))
-    pairs = [_lane(problem, axes, index).inputs.ends() for index in lanes]
+    pairs = [lane_of(problem, axes, index).inputs.ends() for index in lanes]
     low, high = ([jax.tree.leaves(p[k]) for p in pairs] for k in (0, 1))
     return [
         variable(np.min(a, axis=0), np.max(b, axis=0))
@@ -349,6 +356,7 @@ def _after_sampling(found: Assumptions) -> Assumptions:
         lower=tuple(map(sampled, found.lower)),
         upper=tuple(map(sampled, found.upper)),
         curvature=None if found.curvature is None else sampled(found.curvature),
+        constraints=tuple(map(sampled, found.constraints)),
     )
 
 
@@ -356,7 +364,7 @@ def _probe(problem: Problem, axes, found: Assumptions) -> None:
     """Raises ProblemError if a random segment refutes what was not proven."""
     size = 1 if axes is None else _size(problem, axes)
     for index in sorted({0, size // 3, 2 * size // 3, size - 1}):
-        lane = _lane(problem, axes, index)
+        lane = lane_of(problem, axes, index)
         for violation in confirmed_violations(lane, PROBES, seed=index):
             if not _is_proven(problem, found, violation):
                 where = "" if axes is None else f"Problem {index} of the batch: "
@@ -377,6 +385,9 @@ def _is_proven(problem: Problem, found: Assumptions, violation: Violation) -> bo
     if violation.kind in ("objective not convex", "curvature overstated"):
         held: Any = found.objective if violation.kind == "objective not convex" else found.curvature
         return held is Evidence.PROVEN
+    if violation.kind == "constraint not convex":
+        sides = [problem.constraint_name(k) for k in range(len(problem.constraints))]
+        return found.constraints[sides.index(violation.where)] is Evidence.PROVEN
     index = names.index(violation.where)
     both = {"lower not convex": (found.lower,), "upper not concave": (found.upper,)}
     sides = both.get(violation.kind, (found.lower, found.upper))

@@ -56,8 +56,15 @@ class Batch:
 
     def lane(self, index: int) -> Problem:
         """One problem of the batch."""
-        arrays, static = eqx.partition(as_arrays(self.problem), eqx.is_array)
-        return eqx.combine(rows_of(self.axes, arrays, index), static)
+        return lane_of(as_arrays(self.problem), self.axes, index)
+
+
+def lane_of(problem: Problem, axes, index: int) -> Problem:
+    """One problem of a batch; the problem itself where `axes` is None."""
+    if axes is None:
+        return problem
+    arrays, static = eqx.partition(problem, eqx.is_array)
+    return eqx.combine(rows_of(axes, arrays, index), static)
 
 
 def rows_of(axes, arrays, index):
@@ -169,6 +176,19 @@ class Certified:
     inputs: Any
     blocks: tuple
     certificate: Any  # a Certificate, or None where the caller keeps its own
+    infeasible: np.ndarray | None = None  # lanes whose certificate proves that nothing is feasible
+
+    def infeasible_where(self, lanes: np.ndarray, proof: Any) -> "Certified":
+        """The same with some lanes proven infeasible."""
+
+        def chosen(new, old):
+            return np.where(lanes.reshape(-1, *[1] * (np.ndim(old) - 1)), new, old)
+
+        certificate = jax.tree.map(chosen, replace(proof, feasibility=False), self.certificate)
+        value, bound = (np.where(lanes, np.inf, x) for x in (self.value, self.bound))
+        return replace(
+            self, value=value, bound=bound, certificate=certificate, infeasible=lanes.copy()
+        )
 
 
 class BatchSolution:
@@ -188,12 +208,14 @@ class BatchSolution:
         assumptions=None,
     ):  # fmt: skip
         self.value, self.bound = certified.value, certified.bound
-        self.gap = np.where(np.isfinite(self.value), self.value - self.bound, np.inf)
+        with np.errstate(invalid="ignore"):
+            self.gap = np.where(np.isfinite(self.value), self.value - self.bound, np.inf)
         self.inputs, self.blocks = certified.inputs, certified.blocks
         self.iterations, self.passes = np.asarray(kept.iteration), np.asarray(kept.passes)
         self.seconds = seconds
         self.assumptions = assumptions or Assumptions.unchecked(len(stage_names))
-        self._certificate = certified.certificate
+        self._constrained = bool(self.assumptions.constraints)
+        self._certificate, self._infeasible = certified.certificate, certified.infeasible
         self._crossing, self._records, self._stage_names = kept.crossing, records, stage_names
         self.status = [
             _status(int(code), value, bound, atol, rtol, _of_lane(target, i), out_of_time)
@@ -213,8 +235,12 @@ class BatchSolution:
         inputs, blocks, certificate = jax.tree.map(
             lambda x: x[index], (self.inputs, self.blocks, self._certificate)
         )
+        refuted = self._infeasible is not None and bool(self._infeasible[index])
         certificate = replace(
-            certificate, bound=float(self.bound[index]), assumptions=self.assumptions
+            certificate,
+            bound=float(certificate.bound if refuted else self.bound[index]),
+            assumptions=self.assumptions,
+            feasibility=refuted,
         )
         return Solution(
             value=float(self.value[index]),
@@ -254,6 +280,8 @@ class BatchSolution:
 
     def _message(self, index: int) -> str:
         status = self.status[index]
+        if np.isinf(self.value[index]) and status in _WITHOUT_A_POINT:
+            return f"{status.value} {_NO_POINT}" if self._constrained else status.value
         crossing = jax.tree.map(lambda x: np.asarray(x)[index], self._crossing)
         if status is not Status.BOUNDS_CROSSED or crossing.amount <= 0:
             return status.value
@@ -265,6 +293,13 @@ class BatchSolution:
         )
 
 
+_WITHOUT_A_POINT = (Status.ITERATION_LIMIT, Status.TIME_LIMIT, Status.STALLED, Status.TARGET_PROVEN)
+_NO_POINT = (
+    "No point that satisfies the side constraints is known, so the value is infinite; the bound "
+    "holds all the same. Where the constraints leave no interior, give them a tolerance."
+)
+
+
 def _of_lane(target, index: int) -> float | None:
     if target is None:
         return None
@@ -273,6 +308,8 @@ def _of_lane(target, index: int) -> float | None:
 
 def _status(code, value, bound, atol, rtol, target, out_of_time) -> Status:
     finite = np.isfinite(value) and np.isfinite(bound)
+    if code == codes.INFEASIBLE:
+        return Status.INFEASIBLE
     if finite and codes.contradicts(value, bound, np.finfo(float).eps):
         return Status.CONTRADICTED
     if target is not None and bound > target:

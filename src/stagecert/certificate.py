@@ -5,6 +5,9 @@ for any multipliers y, and nowhere above f at a feasible point. So its linearisa
 point, minimised over the inputs' set (and over enclosing boxes of the blocks, where its slope
 there is not zero), is a lower bound on the optimum. Searching for good anchors and multipliers is
 somebody else's business: a poor choice gives a weak bound, never a wrong one.
+
+Side constraints g <= 0 add l . g for multipliers l >= 0. Without f, a positive bound proves that
+there is no feasible point.
 """
 
 import io
@@ -25,15 +28,17 @@ from stagecert import pieces, tree
 from stagecert.errors import ProblemError
 from stagecert.evidence import Assumptions
 from stagecert.files import write_whole
-from stagecert.problem import Problem, as_arrays
+from stagecert.problem import Objective, Problem, as_arrays
 from stagecert.reformulation import (
     ForwardPass,
     Point,
     Sweep,
     complementarity,
+    constraint_values,
     fractions_gradient,
     linearise,
 )
+from stagecert.sides import SideRule, Sides, weighted, with_multipliers, without
 
 
 class Anchor(eqx.Module):
@@ -59,7 +64,14 @@ class BoundParts(eqx.Module):
         return jnp.where(jnp.isnan(lowered), -jnp.inf, lowered)
 
 
-def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=None) -> BoundParts:
+def lower_bound(
+    problem: Problem,
+    anchor: Anchor,
+    multipliers: tuple,
+    slopes=None,
+    sides: Sides | None = None,
+    feasibility: bool = False,
+) -> BoundParts:
     """A lower bound on the optimum from any anchor and any multipliers. Two passes.
 
     Args:
@@ -69,6 +81,9 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
             on upper bounds.
         slopes: weights for the nonsmooth pieces (as recorded by a forward pass); None takes exact
             subgradients at the anchor.
+        sides: multipliers of side constraints: an array for each declared one, and one for each
+            stage whose order counts (lower <= upper). Negative entries count as zero; None: zero.
+        feasibility: leave the objective out. A positive bound then says that nothing is feasible.
 
     >>> import stagecert as sc
     >>> problem = sc.Problem(
@@ -81,12 +96,17 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
     -1.44
     """
     treatment_of = pieces.exactly_sloped if slopes is None else pieces.given_slopes
+    sides = Sides() if sides is None else sides
+    order = sides.order or (0.0,) * len(problem.stages)
+    order = tuple(jnp.maximum(jnp.asarray(o), 0) for o in order)
 
     def lagrangian(inputs, blocks, slack_shares):
         treatment, of_objective = map(treatment_of, slack_shares)
-        value, _ = problem.objective.evaluate(
-            inputs, blocks, of_objective, None if slopes is None else slopes[1]
-        )
+        value = jnp.zeros_like(one)
+        if not feasibility:
+            value, _ = problem.objective.evaluate(
+                inputs, blocks, of_objective, None if slopes is None else slopes[1]
+            )
         total, size, reach = value, jnp.abs(value), ()
         for i, stage in enumerate(problem.stages):
             lower, upper, _ = stage.bounds(
@@ -94,16 +114,25 @@ def lower_bound(problem: Problem, anchor: Anchor, multipliers: tuple, slopes=Non
             )
             y, z = multipliers[i], blocks[i]
             reach = (*reach, jnp.abs(z) + jnp.abs(lower) + jnp.abs(upper))
-            up, down = jnp.maximum(y, 0), jnp.maximum(-y, 0)
+            up, down = jnp.maximum(y, 0) + order[i], jnp.maximum(-y, 0) + order[i]
             total = total + jnp.sum(up * (lower - z) - down * (upper - z))
             size = size + jnp.sum(up * (jnp.abs(lower) + jnp.abs(z)))
             size = size + jnp.sum(down * (jnp.abs(upper) + jnp.abs(z)))
+        if sides.constraints:
+            values, _ = constraint_values(
+                problem, inputs, blocks, treatment, None if slopes is None else slopes[2]
+            )
+            held = with_multipliers(Sides(sides.constraints))(Sides(values))[1]
+            total = total + weighted(held, Sides(values))
+            size = size + weighted(held, jax.tree.map(jnp.abs, Sides(values)))
         return total, (size, reach)
 
     one = jnp.ones((), jnp.result_type(*jax.tree.leaves(anchor.inputs)))
     (value, (size, reach)), (of_inputs, of_blocks, slack) = jax.value_and_grad(
         lagrangian, argnums=(0, 1, 2), has_aux=True
     )(anchor.inputs, anchor.blocks, (one, one))
+    if feasibility:  # what it declares is about the objective, which is left out
+        problem = replace(problem, objective=Objective(problem.objective.function))
     return minimum_of_linearisation(
         problem, anchor, value, size, of_inputs, of_blocks, slack, multipliers, reach
     )
@@ -186,7 +215,7 @@ def _block_minimum(problem, stage, index, slope, block, tangent, largest, reach)
 
 def lagrangian_value(done: ForwardPass, multipliers: tuple):
     """L at the point of a forward pass."""
-    total = done.value
+    total = done.total
     for y, z, lower, upper in zip(multipliers, done.blocks, done.lower, done.upper, strict=True):
         total = total + jnp.sum(jnp.maximum(y, 0) * (lower - z) - jnp.maximum(-y, 0) * (upper - z))
     return total
@@ -207,10 +236,16 @@ class Evaluation(eqx.Module):
     minimiser: Any
     bound: Any
     crossing: "Crossing"
+    feasible: Any
 
     @property
     def value(self):
         return self.done.value
+
+    @property
+    def lagrangian_gap(self):
+        """How far the objective with its side terms is above the bound."""
+        return self.done.total - self.bound
 
     def gradient(self) -> Point:
         """The ordinary gradient of psi_0 (eq. 5)."""
@@ -219,7 +254,7 @@ class Evaluation(eqx.Module):
 
     def proposal(self) -> "Proposal":
         """What is needed to derive the bound again."""
-        return Proposal(self.point, self.done.records, jnp.ones_like(self.bound))
+        return Proposal(self.point, self.done.records, jnp.ones_like(self.bound), self.done.held)
 
     def multipliers_as_drawn(self) -> tuple:
         """y_i = d psi_i / d z_i."""
@@ -234,12 +269,14 @@ class Evaluation(eqx.Module):
 class Proposal(eqx.Module):
     """A point, slopes for the nonsmooth pieces there, and the rule that makes multipliers.
 
-    corrected = 1: consistent multipliers; 0: as drawn (the paper's).
+    corrected = 1: consistent multipliers; 0: as drawn (the paper's). `sides` are the multipliers of
+    side constraints.
     """
 
     point: Point
     slopes: Any
     corrected: Any
+    sides: Sides = Sides()
 
 
 class Crossing(eqx.Module):
@@ -248,6 +285,23 @@ class Crossing(eqx.Module):
     amount: Any
     stage: Any
     entry: Any
+
+
+def standing(problem: Problem, done: ForwardPass, eps=None) -> tuple[Crossing, Any]:
+    """(where bounds cross, whether the point is feasible).
+
+    Where stages are followed beyond crossings, these are no event of their own.
+    """
+    crossing = crossing_of(done, eps)
+    feasible = jnp.array(True)
+    for values in done.sides.constraints:
+        feasible = feasible & jnp.all(values <= 0)
+    guide = problem.guide
+    if guide is None or not guide.followed:
+        return crossing, feasible
+    if guide.ordered:
+        feasible = feasible & (crossing.amount <= 0)
+    return Crossing(jnp.zeros_like(crossing.amount), jnp.array(-1), jnp.array(-1)), feasible
 
 
 def crossing_of(done: ForwardPass, eps=None) -> Crossing:
@@ -276,13 +330,15 @@ def evaluate(
     data=None,
     with_gradient: bool = True,
     fix=None,
+    rule: SideRule = without,
 ) -> Evaluation:
     """Value and consistent bound at a point; the ordinary sweep if `with_gradient`.
 
-    With `fix` a number q, also the fractions that Fix-Degeneracy(q) asks for. One pass forward,
-    and one for each sweep back: `passes_of_evaluate` counts them.
+    With `fix` a number q, also the fractions that Fix-Degeneracy(q) asks for; `rule` says how side
+    constraints count. One pass forward, and one for each sweep back: `passes_of_evaluate` counts
+    them.
     """
-    done, back = linearise(problem, point, treatment_of, data)
+    done, back = linearise(problem, point, treatment_of, data, rule)
     rules = [(1, 0)] + [(0, 0)] * with_gradient + ([] if fix is None else [(1, fix)])
     if len(rules) == 1:
         sweeps = [back(*rules[0])]
@@ -311,8 +367,9 @@ def evaluate(
         consistent.multipliers,
     )
     bound = jnp.where(jnp.isnan(parts.computed), -jnp.inf, parts.computed)
+    minimiser = parts.minimiser
     return Evaluation(
-        point, done, consistent, ordinary, fixed, parts.minimiser, bound, crossing_of(done)
+        point, done, consistent, ordinary, fixed, minimiser, bound, *standing(problem, done)
     )
 
 
@@ -347,7 +404,8 @@ def complementarity_of(evaluation: Evaluation) -> tuple:
 
 def propose(problem: Problem, proposal: Proposal) -> tuple[ForwardPass, tuple]:
     """The forward pass and the multipliers that a proposal stands for. Two passes."""
-    done, back = linearise(problem, proposal.point, pieces.given_slopes, proposal.slopes)
+    rule = with_multipliers(proposal.sides)
+    done, back = linearise(problem, proposal.point, pieces.given_slopes, proposal.slopes, rule)
     return done, back(proposal.corrected, 0).multipliers
 
 
@@ -366,6 +424,9 @@ class Certificate(eqx.Module):
         slopes: weights of the nonsmooth pieces.
         bound: the bound that was derived, a number.
         assumptions: what was known of the problem's convexity when it was.
+        sides: the multipliers of side constraints.
+        feasibility: whether the bound is one without the objective: a positive one proves that
+            there is no feasible point.
     """
 
     inputs: Any
@@ -374,11 +435,15 @@ class Certificate(eqx.Module):
     slopes: Any
     bound: Any
     assumptions: Assumptions = eqx.field(static=True, default=_NOTHING_KNOWN)
+    sides: Sides = Sides()
+    feasibility: bool = eqx.field(static=True, default=False)
 
     def derive(self, problem: Problem, *, rigorous: bool = False) -> float:
         """The lower bound on `problem` that this certificate proves, computed anew in float64.
 
         With `rigorous`, in interval arithmetic: whatever was rounded, it is not above the optimum.
+        For a certificate of infeasibility, the bound without the objective: a positive one proves
+        that no point is feasible.
         """
         if rigorous:
             from stagecert.enclosure import rigorous_bound
@@ -394,6 +459,10 @@ class Certificate(eqx.Module):
         """Writes an .npz file (atomically)."""
         known = self.assumptions != _NOTHING_KNOWN
         header = _HEADER | ({"assumptions": self.assumptions.as_names()} if known else {})
+        if self.sides.order:
+            header["order"] = True
+        if self.feasibility:
+            header["feasibility"] = True
         leaves = {
             "bound": np.asarray(self.bound),
             "structure": np.array(json.dumps(header)),
@@ -408,7 +477,6 @@ class Certificate(eqx.Module):
     @staticmethod
     def load(path: str | os.PathLike, problem: Problem) -> "Certificate":
         """Reads what `save` wrote; `problem` says how the arrays are arranged."""
-        like = shape_of_certificate(problem)
         try:
             # NumPy takes whatever is no archive for pickled data.
             if os.path.getsize(path) and not zipfile.is_zipfile(path):
@@ -434,6 +502,9 @@ class Certificate(eqx.Module):
             if not isinstance(header, dict):
                 raise ValueError(f"unknown header {header}")
             recorded = header.pop("assumptions", None)  # files of older releases have none
+            order, feasibility = header.pop("order", False), header.pop("feasibility", False)
+            if not isinstance(order, bool) or not isinstance(feasibility, bool):
+                raise ValueError("order and feasibility must be true or false")
             if header != _HEADER:
                 raise ValueError(f"unknown header {header}")
             assumptions = _NOTHING_KNOWN if recorded is None else Assumptions.from_names(recorded)
@@ -443,6 +514,9 @@ class Certificate(eqx.Module):
             bound = float(arrays["bound"])
         except (TypeError, ValueError) as error:
             raise ProblemError(f"{path} is not a certificate: {error}") from error
+        like = shape_of_certificate(problem)
+        if order:
+            like = replace(like, sides=Sides(like.sides.constraints, like.blocks))
         parts = {}
         for part in _PARTS:
             shapes, structure = jax.tree.flatten(getattr(like, part))
@@ -460,11 +534,16 @@ class Certificate(eqx.Module):
                 f"{path} does not belong to this problem: it knows of {len(assumptions.lower)} "
                 f"stages, not {len(problem.stages)}."
             )
-        return Certificate(**parts, bound=bound, assumptions=assumptions)
+        if recorded is not None and len(assumptions.constraints) != len(problem.constraints):
+            raise ProblemError(
+                f"{path} does not belong to this problem: it knows of "
+                f"{len(assumptions.constraints)} constraints, not {len(problem.constraints)}."
+            )
+        return Certificate(**parts, bound=bound, assumptions=assumptions, feasibility=feasibility)
 
 
 _HEADER = {"format": "stagecert-certificate", "version": 1}
-_PARTS = ("inputs", "blocks", "multipliers", "slopes")
+_PARTS = ("inputs", "blocks", "multipliers", "slopes", "sides")
 
 
 def shape_of_certificate(problem: Problem) -> Certificate:
@@ -485,18 +564,23 @@ def _certificate_like(problem) -> Certificate:
         evaluation.consistent.multipliers,
         done.records,
         0.0,
+        sides=Sides(done.held.constraints),
     )
 
 
 @eqx.filter_jit
-def _derive(problem, certificate: Certificate):
-    anchor = Anchor(certificate.inputs, certificate.blocks)
-    return lower_bound(problem, anchor, certificate.multipliers, certificate.slopes).bound()
+def _derive(problem, held: Certificate):
+    anchor = Anchor(held.inputs, held.blocks)
+    return lower_bound(
+        problem, anchor, held.multipliers, held.slopes, held.sides, held.feasibility
+    ).bound()
 
 
 def certify(problem: Problem, proposal: Proposal) -> tuple[Certificate, Any]:
     """The certificate of a proposal in the precision of the arguments, with its bound."""
     done, multipliers = propose(problem, proposal)
     anchor = Anchor(proposal.point.inputs, done.blocks)
-    bound = lower_bound(problem, anchor, multipliers, done.records).bound()
-    return Certificate(anchor.inputs, anchor.blocks, multipliers, done.records, bound), bound
+    bound = lower_bound(problem, anchor, multipliers, done.records, done.held).bound()
+    return Certificate(
+        anchor.inputs, anchor.blocks, multipliers, done.records, bound, sides=done.held
+    ), bound

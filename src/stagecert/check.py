@@ -1,8 +1,8 @@
 """check(problem): looks for points where the assumptions fail, and shows them.
 
-A certificate is only as good as the assumptions: f and the lower functions convex, the upper
-functions concave, bounds in order wherever earlier stages can lead. Sampling cannot prove them;
-it can refute them.
+A certificate is only as good as the assumptions: f, side constraints and the lower functions
+convex, the upper functions concave, bounds in order wherever earlier stages can lead. Sampling
+cannot prove them; it can refute them.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ JENSEN = {
     "lower not convex": "the lower bound is not convex",
     "upper not concave": "the upper bound is not concave",
     "objective not convex": "it is not convex",
+    "constraint not convex": "it is not convex",
     "curvature overstated": "the declared curvature is overstated",
     "initial or feed not affine": "initial or feed is not affine",
 }
@@ -35,9 +36,10 @@ class Violation:
 
     Attributes:
         kind: "lower not convex", "upper not concave", "bounds crossed", "objective not convex",
-            "curvature overstated", "initial or feed not affine", "box too small" or "not finite".
-        where: the stage, or "The objective".
-        entry: index into the flattened block; 0 for the objective.
+            "constraint not convex", "curvature overstated", "initial or feed not affine", "box too
+            small" or "not finite".
+        where: the stage, the constraint, or "The objective".
+        entry: index into the flattened block or values; 0 for the objective.
         amount: by how much the inequality fails.
         witness: two points (inputs, blocks). Where bounds cross or a box is too small, the first
             shows it; otherwise the middle of the segment between them does.
@@ -70,7 +72,7 @@ class Findings:
 
 
 def check(problem: Problem, samples: int = 256, seed: int = 0, tolerance: float = 1e-7) -> Findings:
-    """Probes convexity, concavity, order and curvature by sampling feasible points.
+    """Probes convexity, concavity, order and curvature by sampling points that stages allow.
 
     Args:
         problem: what to probe.
@@ -143,10 +145,12 @@ def _persists(problem: Problem, arrays: Problem, violation: Violation, shares) -
 
 
 def _named(problem: Problem, rows):
-    stages, objective = rows
+    stages, sides, objective = rows
     for index, found in enumerate(stages):
         for kind, row in found.items():
             yield (kind, problem.stage_name(index)), row
+    for index, row in enumerate(sides):
+        yield ("constraint not convex", problem.constraint_name(index)), row
     for kind, row in objective.items():
         yield (kind, "The objective"), row
 
@@ -204,7 +208,7 @@ def _probe_pair(problem: Problem, key, tolerance):
 
 
 def _segment(problem: Problem, a, b, tolerance):
-    """The inequalities at the middle of a segment: (rows of stages and objective), its ends."""
+    """The inequalities at the middle of a segment: (rows of its parts), its ends."""
     middle: tuple[Any, tuple] = tree.between(a, b, 0.5)
     stages = []
     for i, stage in enumerate(problem.stages):
@@ -223,6 +227,11 @@ def _segment(problem: Problem, a, b, tolerance):
         if isinstance(stage, ScanStage):
             found["initial or feed not affine"] = _affine_excess(stage, i, a, b, middle, tolerance)
         stages.append(found)
+    sides = []
+    for constraint in problem.constraints:
+        one, other, between = (constraint(*p) for p in (a, b, middle))
+        size = jnp.abs(one) + jnp.abs(other)
+        sides.append(_excess(between - 0.5 * (one + other), size, tolerance))
     values = [problem.objective(*p) for p in (a, b)]
     bend = 0.5 * (values[0] + values[1]) - problem.objective(*middle)
     size = jnp.abs(values[0]) + jnp.abs(values[1])
@@ -230,7 +239,7 @@ def _segment(problem: Problem, a, b, tolerance):
     declared = _declared_bend(problem, a, b)
     if declared is not None:
         objective["curvature overstated"] = _excess(declared - bend, size, tolerance)
-    return (stages, objective), (a, b)
+    return (stages, sides, objective), (a, b)
 
 
 def _affine_excess(stage: ScanStage, index, a, b, middle, tolerance):

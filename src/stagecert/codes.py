@@ -10,7 +10,8 @@
     NOT_FINITE,
     OUT_OF_STEPS,
     CONTRADICTED,
-) = range(9)
+    INFEASIBLE,
+) = range(10)
 
 # A bound this much above a value, relative to both, is no rounding.
 CONTRADICTION = 1e3

@@ -1,9 +1,12 @@
 """Keeping compiled programs on disk, so that the next process need not compile them again."""
 
+import hashlib
 import os
+import platform
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 
 def use_compilation_cache(folder: str | os.PathLike | None = None) -> Path:
@@ -11,18 +14,49 @@ def use_compilation_cache(folder: str | os.PathLike | None = None) -> Path:
 
     Weights, boxes and objectives are arguments of compiled programs, so one compilation serves
     every network of the same architecture, in this process and, with this cache, in later ones.
+    The commands and `stagecert.networks` use the default folder by themselves, unless JAX was told
+    of another one before or cannot write there.
 
     Args:
-        folder: where; by default `stagecert` in the user's cache folder ($XDG_CACHE_HOME or
-            ~/.cache).
+        folder: where; by default `stagecert/compiled` in the user's cache folder ($XDG_CACHE_HOME
+            or ~/.cache), in a folder of its own for each kind of processor.
     """
-    if folder is None:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(base) / "stagecert" / "compiled"
-    folder = Path(folder)
+    folder = _default() if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # Many of our programs compile in less than a second, and there are many of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # If something was compiled before, JAX has decided to do without a cache.
+    compilation_cache.reset_cache()
     return folder
+
+
+def keep_programs() -> Path | None:
+    """Uses the default folder unless JAX has another one; None where that cannot be written."""
+    given = jax.config.jax_compilation_cache_dir
+    if given is not None:
+        return Path(given)
+    try:
+        folder = _default()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return None
+        return use_compilation_cache(folder)
+    except (OSError, RuntimeError):  # no home folder, or one that is closed: do without
+        return None
+
+
+def _default() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "stagecert" / "compiled" / _processor()
+
+
+def _processor() -> str:
+    """A name for the kind of processor: programs compiled for one may not run on another."""
+    try:
+        told = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+        told = [line for line in told if line.startswith(("model name", "flags", "Features"))]
+    except OSError:
+        told = [platform.processor()]
+    return f"{platform.machine()}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}"

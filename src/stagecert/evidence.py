@@ -25,37 +25,43 @@ class Assumptions:
             what a ScanStage feeds into them included.
         curvature: that the objective's declared curvature is not overstated; None where none is
             declared.
+        constraints: for each side constraint, that it is convex.
     """
 
     objective: Evidence
     lower: tuple[Evidence, ...]
     upper: tuple[Evidence, ...]
     curvature: Evidence | None = None
+    constraints: tuple[Evidence, ...] = ()
 
     @staticmethod
-    def unchecked(stages: int, curvature: bool = False) -> "Assumptions":
-        """Nothing is known of a problem with so many stages."""
+    def unchecked(stages: int, curvature: bool = False, constraints: int = 0) -> "Assumptions":
+        """Nothing is known of a problem with so many stages and side constraints."""
         nothing = (Evidence.UNCHECKED,) * stages
         declared = Evidence.UNCHECKED if curvature else None
-        return Assumptions(Evidence.UNCHECKED, nothing, nothing, declared)
+        sides = (Evidence.UNCHECKED,) * constraints
+        return Assumptions(Evidence.UNCHECKED, nothing, nothing, declared, sides)
 
     @property
     def weakest(self) -> Evidence:
         """The least that is known of any part: what the bound as a whole rests on."""
         declared = () if self.curvature is None else (self.curvature,)
-        return max((self.objective, *self.lower, *self.upper, *declared), key=_ORDER.index)
+        parts = (self.objective, *self.lower, *self.upper, *declared, *self.constraints)
+        return max(parts, key=_ORDER.index)
 
     def __str__(self) -> str:
         return self.weakest.name.lower()
 
     def as_names(self) -> dict:
         """Plain names, as they are written to files."""
-        return {
+        names = {
             "objective": self.objective.name,
             "lower": [e.name for e in self.lower],
             "upper": [e.name for e in self.upper],
             "curvature": None if self.curvature is None else self.curvature.name,
         }
+        sides = [e.name for e in self.constraints]
+        return names | ({"constraints": sides} if sides else {})
 
     @staticmethod
     def from_names(names: dict) -> "Assumptions":
@@ -67,6 +73,7 @@ class Assumptions:
                 tuple(Evidence[n] for n in names["lower"]),
                 tuple(Evidence[n] for n in names["upper"]),
                 None if declared is None else Evidence[declared],
+                tuple(Evidence[n] for n in names.get("constraints", [])),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"unknown assumptions {names!r}") from error

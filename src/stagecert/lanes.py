@@ -1,7 +1,7 @@
 """One problem's search as pure JAX functions, and the same for a batch of them.
 
 A lane is one problem with its solver's state and the best of what the solver reported. Nothing
-here knows about clocks, batches on the host or what users see; that is stagecert.solving.
+here knows about clocks, batches on the host or what users see; that is stagecert.searching.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from stagecert import tree
-from stagecert.certificate import Crossing, Proposal, certify, crossing_of
+from stagecert.certificate import Crossing, Proposal, certify, standing
 from stagecert.codes import (
     CONTRADICTED,
     CROSSED,
@@ -26,6 +26,7 @@ from stagecert.codes import (
 )
 from stagecert.problem import Problem
 from stagecert.reformulation import Point, forward_pass
+from stagecert.repairing import repaired
 from stagecert.solvers.base import AbstractSolver, Report
 
 CHUNK = 16  # most iterations between two looks at the clock
@@ -74,7 +75,7 @@ def _absorbed(
     """
     finite = jnp.isfinite(found.value)
     crossed = found.crossing.amount > 0
-    better = finite & ~crossed & (found.value < lane.value) & running
+    better = finite & ~crossed & found.feasible & (found.value < lane.value) & running
     higher = (found.bound > lane.bound) & jnp.isfinite(found.bound) & running
     value = jnp.where(better, found.value, lane.value)
     bound = jnp.where(higher, found.bound, lane.bound)
@@ -130,7 +131,9 @@ def _start(problem: Problem, solver: AbstractSolver, stopping: Stopping, point: 
 
 
 def _change_solver(problem, solver: AbstractSolver, stopping: Stopping, lane: Lane) -> Lane:
-    """Hands the best point over to the next solver."""
+    """Hands the best point over to the next solver, and the best multipliers of constraints."""
+    if problem.guide is not None:
+        problem = eqx.tree_at(lambda p: p.guide.centre, problem, lane.proposal.sides)
     state, found = solver.init(problem, lane.point)
     lane = eqx.tree_at(lambda l: l.state, lane, state, is_leaf=lambda x: x is None)
     lane = eqx.tree_at(lambda l: l.stale, lane, jnp.zeros_like(lane.stale))
@@ -146,10 +149,13 @@ def _certify(problem, point: Point, proposal: Proposal, eps):
     A float32 point may lie outside of S, where functions need not be convex: project it again.
     """
     point = Point(problem.inputs.project(point.inputs), point.fractions)
-    done = forward_pass(problem, point)
+    point, done = repaired(problem, point, forward_pass(problem, point))
     anchor = Point(problem.inputs.project(proposal.point.inputs), proposal.point.fractions)
-    certificate, bound = certify(problem, Proposal(anchor, proposal.slopes, proposal.corrected))
-    return done, crossing_of(done, eps), certificate, bound, point
+    certificate, bound = certify(
+        problem, Proposal(anchor, proposal.slopes, proposal.corrected, proposal.sides)
+    )
+    crossing, feasible = standing(problem, done, eps)
+    return done, crossing, feasible, certificate, bound, point
 
 
 # -- jitted entry points --------------------------------------------------------------------------
@@ -158,10 +164,10 @@ def _certify(problem, point: Point, proposal: Proposal, eps):
 # only.
 
 
-def _mapped(function, axes, problem, *lanewise):
+def mapped(function, axes, problem, *lanewise):
     if axes is None:
         out = function(problem, *jax.tree.map(lambda x: x[0], lanewise))
-        return jax.tree.map(lambda x: x[None], out)
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], out)
     arrays, static = eqx.partition(problem, eqx.is_array)
     return jax.vmap(
         lambda arrays, *lanewise: function(eqx.combine(arrays, static), *lanewise),
@@ -171,18 +177,18 @@ def _mapped(function, axes, problem, *lanewise):
 
 @eqx.filter_jit
 def start_lanes(axes, problem, solver, stopping, points) -> Lane:
-    return _mapped(lambda p, s, x: _start(p, solver, s, x), axes, problem, stopping, points)
+    return mapped(lambda p, s, x: _start(p, solver, s, x), axes, problem, stopping, points)
 
 
 @eqx.filter_jit
 def change_lanes(axes, problem, solver, stopping, lanes) -> Lane:
-    return _mapped(lambda p, s, x: _change_solver(p, solver, s, x), axes, problem, stopping, lanes)
+    return mapped(lambda p, s, x: _change_solver(p, solver, s, x), axes, problem, stopping, lanes)
 
 
 def _stepped(axes, problem, solver, stopping, lanes: Lane) -> Lane:
     """One iteration of the lanes that are running."""
     running = lanes.code == RUNNING
-    state, found = _mapped(solver.step, axes, problem, lanes.state)
+    state, found = mapped(solver.step, axes, problem, lanes.state)
     lanes = eqx.tree_at(lambda l: (l.state, l.iteration), lanes, (state, lanes.iteration + running))
     return jax.vmap(lambda l, f, s, r: _absorbed(l, f, s, solver, r))(
         lanes, found, stopping, running
@@ -239,4 +245,4 @@ def step_lanes(axes, problem, solver, stopping, lanes) -> tuple[Lane, History]:
 
 @eqx.filter_jit
 def certify_lanes(axes, problem, points, proposals, eps):
-    return _mapped(lambda p, x, y: _certify(p, x, y, eps), axes, problem, points, proposals)
+    return mapped(lambda p, x, y: _certify(p, x, y, eps), axes, problem, points, proposals)

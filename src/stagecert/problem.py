@@ -1,4 +1,4 @@
-"""What a user writes down: inputs from a set, stages of blocks, an objective."""
+"""What a user writes down: inputs from a set, stages of blocks, an objective, constraints."""
 
 import abc
 from collections.abc import Callable
@@ -220,6 +220,36 @@ class Objective(eqx.Module):
         return jnp.asarray(value), records
 
 
+class Constraint(eqx.Module):
+    """A side constraint: function(inputs, blocks) <= tolerance in every entry.
+
+    Args:
+        function: (inputs, blocks) -> array, convex; with `params`: (params, inputs, blocks). It may
+            read all blocks.
+        params: arrays, as in Stage. Another right-hand side never recompiles.
+        name: how messages call the constraint.
+        tolerance: zero by default. Constraints that leave no interior (an equation as two
+            inequalities) need one, because points are repaired towards the interior. Values and
+            bounds are those of the problem with the tolerance.
+
+    Called with (inputs, blocks), it returns what has to be <= 0: function - tolerance.
+    """
+
+    function: Callable
+    params: Any = None
+    name: str | None = eqx.field(static=True, default=None)
+    tolerance: Any = 0.0
+
+    def __call__(self, inputs, blocks):
+        values = jnp.asarray(_with_params(self.function, self.params)(inputs, blocks))
+        return values - jnp.asarray(self.tolerance, values.dtype)
+
+    def evaluate(self, inputs, blocks, treatment: Treatment | None = None, data=None):
+        """(values that have to be <= 0, records of the nonsmooth pieces)."""
+        values, records = evaluate(self, (inputs, blocks), treatment, data)
+        return jnp.asarray(values), records
+
+
 class Problem(eqx.Module):
     """Minimise objective(inputs, blocks) over a set of inputs and the blocks that stages allow.
 
@@ -227,6 +257,7 @@ class Problem(eqx.Module):
         inputs: the set S, for example `Box(lower, upper)`.
         stages: the stages in order; each may read the inputs and all earlier blocks.
         objective: (inputs, blocks) -> scalar, convex; or an `Objective`.
+        constraints: side constraints g(inputs, blocks) <= 0: `Constraint`s, or plain functions.
 
     >>> import stagecert as sc
     >>> problem = sc.Problem(
@@ -241,11 +272,17 @@ class Problem(eqx.Module):
     inputs: AbstractSet
     stages: tuple[AbstractStage, ...]
     objective: Objective
+    constraints: tuple[Constraint, ...]
+    guide: Any  # what searches add to a problem: see stagecert.sides.Guide
 
-    def __init__(self, inputs, stages, objective):
+    def __init__(self, inputs, stages, objective, constraints=(), guide=None):
         self.inputs = inputs
         self.stages = tuple(stages) if isinstance(stages, (tuple, list)) else (stages,)
         self.objective = objective if isinstance(objective, Objective) else Objective(objective)
+        given = tuple(constraints) if isinstance(constraints, (tuple, list)) else (constraints,)
+        plain = lambda c: callable(c) and not isinstance(c, Constraint)  # noqa: E731
+        self.constraints = tuple(Constraint(c) if plain(c) else c for c in given)
+        self.guide = guide
 
     def block_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes and dtypes of the blocks."""
@@ -259,6 +296,11 @@ class Problem(eqx.Module):
         """How messages call a stage."""
         name = self.stages[index].name
         return f"Stage {index}" if name is None else f"Stage {index} ('{name}')"
+
+    def constraint_name(self, index: int) -> str:
+        """How messages call a side constraint."""
+        name = self.constraints[index].name
+        return f"Constraint {index}" if name is None else f"Constraint {index} ('{name}')"
 
 
 def as_arrays(tree, dtype=None):

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from stagecert.pieces import Treatment
 from stagecert.problem import Problem
+from stagecert.sides import SideRule, Sides, without
 
 
 class Point(eqx.Module):
@@ -39,13 +40,20 @@ class Point(eqx.Module):
 
 
 class ForwardPass(eqx.Module):
-    """One evaluation of the problem: value, blocks, their bounds, records of nonsmooth pieces."""
+    """One evaluation of the problem: value, blocks, their bounds, records of nonsmooth pieces.
+
+    `total` is the value with what the side constraints add to it by the rule of the pass, `sides`
+    their values, `held` the multipliers that the rule gave them.
+    """
 
     value: Any
+    total: Any
     blocks: tuple
     lower: tuple
     upper: tuple
     records: Any
+    sides: Sides
+    held: Sides
 
     def widths(self) -> tuple:
         """upper - lower for each block."""
@@ -125,7 +133,8 @@ def full_point(problem: Problem, start: Point | None, dtype) -> Point:
     return Point(problem.inputs.project(inputs), fractions)
 
 
-def _run(problem, inputs, fractions, probes, channel, treatments, data) -> tuple[ForwardPass, Any]:
+def _run(problem, point, probes, channel, treatments, data, rule) -> tuple[ForwardPass, Any]:
+    inputs, fractions = point
     of_stages, of_objective = treatments
     traces: tuple = ()
     for index, stage in enumerate(problem.stages):
@@ -145,9 +154,29 @@ def _run(problem, inputs, fractions, probes, channel, treatments, data) -> tuple
         inputs, blocks, of_objective, None if data is None else data[1]
     )
     lower, upper = tuple(t.lower for t in traces), tuple(t.upper for t in traces)
-    return ForwardPass(
-        value, blocks, lower, upper, (tuple(t.records for t in traces), records)
-    ), channel
+    given = None if data is None or not problem.constraints else data[2]
+    values, more = constraint_values(problem, inputs, blocks, of_stages, given)
+    sides = Sides(values, order_of(problem, lower, upper))
+    term, held = rule(sides)
+    records = (tuple(t.records for t in traces), records, *([more] if problem.constraints else []))
+    total = value + term
+    return ForwardPass(value, total, blocks, lower, upper, records, sides, held), channel
+
+
+def constraint_values(problem: Problem, inputs, blocks, treatment=None, data=None):
+    """(the values of the declared constraints, records of their pieces)."""
+    found = [
+        constraint.evaluate(inputs, blocks, treatment, None if data is None else data[k])
+        for k, constraint in enumerate(problem.constraints)
+    ]
+    return tuple(values for values, _ in found), tuple(records for _, records in found)
+
+
+def order_of(problem: Problem, lower: tuple, upper: tuple) -> tuple:
+    """lower - upper of each stage, where their order is enforced as a side constraint."""
+    if problem.guide is None or not problem.guide.ordered:
+        return ()
+    return tuple(l - u for l, u in zip(lower, upper, strict=True))
 
 
 def _channel(dtype, omega=0.0, corrected=0.0, q=0.0):
@@ -161,7 +190,8 @@ def forward_pass(
     zeros = jax.tree.map(jnp.zeros_like, point.fractions)
     dtype = jnp.result_type(*jax.tree.leaves(point.inputs))
     treatments = (treatment, treatment)
-    return _run(problem, point.inputs, point.fractions, zeros, _channel(dtype), treatments, data)[0]
+    at = (point.inputs, point.fractions)
+    return _run(problem, at, zeros, _channel(dtype), treatments, data, without)[0]
 
 
 def forward(problem: Problem, inputs, fractions) -> tuple:
@@ -179,18 +209,21 @@ def linearise(
     point: Point,
     treatment_of: Callable[[Any], Treatment] | None = None,
     data=None,
+    rule: SideRule = without,
 ) -> tuple[ForwardPass, Callable[[Any, Any], Sweep]]:
     """A forward pass, and the function (corrected, q) -> Sweep that goes back from it.
 
     One pass forward, and one for each call of the returned function. `treatment_of` takes the dummy
-    scalar whose cotangent collects the slack of chosen slopes (see pieces.sloped_max).
+    scalar whose cotangent collects the slack of chosen slopes (see pieces.sloped_max); `rule` says
+    how side constraints count.
     """
     dtype = jnp.result_type(*jax.tree.leaves(point.inputs))
 
     def run(inputs, fractions, probes, channel, slack_shares):
         treatments = tuple(None if treatment_of is None else treatment_of(s) for s in slack_shares)
-        done, channel = _run(problem, inputs, fractions, probes, channel, treatments, data)
-        return (done.value, channel), done
+        at = (inputs, fractions)
+        done, channel = _run(problem, at, probes, channel, treatments, data, rule)
+        return (done.total, channel), done
 
     zeros = jax.tree.map(jnp.zeros_like, point.fractions)
     (value, _), pull, done = jax.vjp(
@@ -211,9 +244,9 @@ def linearise(
     return done, back
 
 
-def psi_0_and_gradient(problem: Problem, point: Point, treatment_of=None, data=None):
+def psi_0_and_gradient(problem: Problem, point: Point, treatment_of=None, data=None, rule=without):
     """(forward pass, gradient of psi_0 as a Point): eq. 5. Two passes."""
-    done, back = linearise(problem, point, treatment_of, data)
+    done, back = linearise(problem, point, treatment_of, data, rule)
     sweep = back(0, 0)
     return done, Point(sweep.inputs, fractions_gradient(done, sweep))
 

@@ -28,11 +28,15 @@ class Status(enum.Enum):
         "declared to be (convex objective and lower bounds, concave upper bounds, curvature); "
         "stagecert.check looks for the place."
     )
+    INFEASIBLE = (
+        "No point is feasible: without the objective, the certificate's bound is positive, and no "
+        "feasible point could be above it."
+    )
     NOT_FINITE = "An evaluation was not finite; value and bound are the best found before that."
 
     @property
     def solved(self) -> bool:
-        """Whether the answer is what was asked for."""
+        """Whether there is an answer of the kind that was asked for."""
         return self in (Status.GAP_REACHED, Status.TARGET_PROVEN, Status.TARGET_MET)
 
 
@@ -57,11 +61,11 @@ class Stats:
     """What a solve cost.
 
     Attributes:
-        iterations: steps of the solvers.
+        iterations: steps of the solvers, those that look for a feasible point included.
         passes: forward or backward passes over the stages that the search made; certifying its
             result in float64 takes five more.
         seconds: wall time, compilation included; of the whole batch for `solve_batch`.
-        trace: one entry for each iteration.
+        trace: one entry for each iteration on the problem itself.
     """
 
     iterations: int
@@ -75,8 +79,9 @@ class Solution:
     """A feasible point, a proven lower bound, and the gap between them.
 
     Attributes:
-        value: objective at the best feasible point found; an upper bound on the optimum.
-        bound: the best certified lower bound.
+        value: objective at the best feasible point found; an upper bound on the optimum. Infinite
+            while no point that satisfies the side constraints is known.
+        bound: the best certified lower bound; infinite for infeasible problems.
         status: why the search ended; `status.value` is a sentence.
         inputs, blocks: the feasible point.
         certificate: what proves the bound.

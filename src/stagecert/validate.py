@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.problem import AbstractStage, Problem, ScanStage, as_arrays
+from stagecert.problem import AbstractStage, Constraint, Problem, ScanStage, as_arrays
 from stagecert.reformulation import Point
 from stagecert.sets import AbstractSet
 
@@ -135,6 +135,13 @@ def validate(problem: Problem) -> None:
                 raise ProblemError(f"{where}: {what} must be a function, not {function!r}.")
         _check_finite(getattr(stage, "params", None), f"{where}: params")
     _check_finite(problem.objective.params, "Objective: params")
+    for index, constraint in enumerate(problem.constraints):
+        where = f"Constraint {index}"
+        if not isinstance(constraint, Constraint):
+            raise ProblemError(f"{where} must be a Constraint or a function, not {constraint!r}.")
+        if not callable(constraint.function):
+            raise ProblemError(f"{where} must be a function, not {constraint.function!r}.")
+        _check_finite(constraint.params, f"{problem.constraint_name(index)}: params")
     validate_numbers(problem)
 
     arrays = as_arrays(problem)
@@ -152,15 +159,31 @@ def validate(problem: Problem) -> None:
             f"The objective must return a scalar, but returns an array of shape {value.shape}."
         )
     _check_floating(value, "The objective")
+    for index, constraint in enumerate(arrays.constraints):
+        where = problem.constraint_name(index)
+        values = _call(
+            lambda i, b, c=constraint, w=where: c(i, _earlier(b, w)), (inputs, blocks), where
+        )
+        _check_floating(values, where)
+        if values.size == 0:
+            raise ProblemError(f"{where} has no entries: it returns shape {values.shape}.")
     _validate_curvature(arrays, inputs, blocks)
 
 
 def validate_numbers(problem: Problem) -> None:
-    """What the numbers must satisfy whatever the shapes: sets not empty, boxes and curvature."""
+    """What the numbers must satisfy whatever the shapes: sets, boxes, curvature, tolerances."""
     problem.inputs.validate()
     for index, stage in enumerate(problem.stages):
         if stage.box is not None:
             _check_box(stage.box, problem.stage_name(index))
+    for index, constraint in enumerate(problem.constraints):
+        tolerance = np.asarray(constraint.tolerance)
+        number = tolerance.ndim == 0 and tolerance.dtype.kind in "fiu"
+        if not (number and 0 <= float(tolerance) < np.inf):
+            raise ProblemError(
+                f"{problem.constraint_name(index)}: tolerance must be a finite number >= 0, not "
+                f"{constraint.tolerance!r}."
+            )
     objective = problem.objective
     for what in ("curvature_inputs", "curvature_blocks"):
         for leaf in jax.tree.leaves(getattr(objective, what)):

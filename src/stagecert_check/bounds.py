@@ -63,6 +63,8 @@ class Facts:
         `tighter`, which is called with the facts, the activation and its argument.
         """
         for index, node in enumerate(self.program.nodes):
+            if self._taken(index):
+                continue
             size = None
             if isinstance(node.operation, Activation):
                 if passes:
@@ -106,6 +108,14 @@ class Facts:
         real = self.arithmetic
         return tuple(real.array(x) for x in (low_slope, offsets[0], high_slope, offsets[1]))  # type: ignore
 
+    def _taken(self, index: int) -> bool:
+        """Whether a value's facts were taken from elsewhere."""
+        return False
+
+    def _slopes(self, index: int, low, high):
+        """The slopes of an activation's lines on some intervals."""
+        return self.program.nodes[index].operation.slopes(low, high)  # type: ignore
+
     def _next_input(self, shape):
         count = int(np.prod(shape))
         some = slice(self._used, self._used + count)
@@ -139,11 +149,33 @@ class Facts:
         shape = self.low[argument].shape
         ends = self.arithmetic.outward(self.low[argument], self.high[argument])
         of, entry = np.nonzero(function.bent(*ends).reshape(shape[0], -1))
-        for begin in range(0, len(of), 2**16):
-            some = slice(begin, begin + 2**16)
-            for sign in (1, -1):
-                found = self.unit_bounds(argument, of[some], entry[some], sign, {})
-                self.improve(argument, of[some], entry[some], sign, found)
+        # Of several copies of a number, which products make, only one is bounded.
+        first = self._copied(argument)
+        once, back = np.unique(of * len(first) + first[entry], return_inverse=True)
+        once_of, once_entry = np.divmod(once, len(first))
+        for sign in (1, -1):
+            found = [
+                self.unit_bounds(argument, once_of[some], once_entry[some], sign, {})
+                for some in (slice(k, k + 2**16) for k in range(0, len(once), 2**16))
+            ]
+            if found:
+                self.improve(argument, of, entry, sign, np.concatenate(found)[back])
+
+    def _copied(self, index: int) -> np.ndarray:
+        """For every entry of a value the place of the first one that is the same number."""
+        numbers = self._origins(index)
+        _, first, back = np.unique(numbers, return_index=True, return_inverse=True)
+        return first[back]
+
+    def _origins(self, index: int) -> np.ndarray:
+        """A number for every entry of a value, the same for entries that were moved from one."""
+        node = self.program.nodes[index]
+        if isinstance(node.operation, Reshape):
+            return self._origins(node.arguments[0])
+        if isinstance(node.operation, Move):
+            parts = [self._origins(k) for k in node.arguments]
+            return np.concatenate([*parts, [-1]])[node.operation.index.reshape(-1)]
+        return index * 2**32 + np.arange(int(np.prod(node.shape)))
 
     def unit_bounds(self, index: int, of, entry, sign: int, lines: dict[int, Lines]):
         """Lower bounds on sign * (an entry of a value), each on the box given with it."""
@@ -165,10 +197,16 @@ class Facts:
         flat[of, entry] = sign * best
         self._magnitudes.pop(index, None)
 
+    def meet(self, index: int, whole: "Facts") -> None:
+        """Makes intervals tighter by those of one box that contains all."""
+        self.low[index] = np.maximum(self.low[index], whole.low[index])
+        self.high[index] = np.minimum(self.high[index], whole.high[index])
+        self._magnitudes.pop(index, None)
+
     def _activation(self, function: Activation, index: int, argument: int):
         real = self.arithmetic
         low, high = self.boxes[index] = real.outward(self.low[argument], self.high[argument])
-        self.lines[index] = self.line(index, slice(None), *function.slopes(low, high))
+        self.lines[index] = self.line(index, slice(None), *self._slopes(index, low, high))
         return tuple(map(real.array, function.image(low, high)))
 
 
@@ -238,7 +276,7 @@ class _Pass:
 
     def bounds(self) -> np.ndarray:
         facts, nodes = self.facts, self.facts.program.nodes
-        for index in range(max(self.cotangents), -1, -1):
+        for index in range(max(self.cotangents, default=-1), -1, -1):
             if index not in self.cotangents:
                 continue
             g, node = self.cotangents.pop(index), nodes[index]

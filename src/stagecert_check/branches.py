@@ -1,4 +1,4 @@
-"""Where, comparisons and Sign: what they make of one value, followed with exact numbers.
+"""Where and comparisons: what they make of one value, followed with exact numbers.
 
 Everything that such nodes read has to be a function of one and the same value that consists of
 lines. It is then a list of pieces in order, (end, slope, offset), the last of which ends at
@@ -25,7 +25,7 @@ _TESTS = {
     "Less": lambda d: d < 0,
     "LessOrEqual": lambda d: d <= 0,
 }
-_CONDITION, _SIGN = "a comparison", "Sign"
+_CONDITION, _SIGN = "a comparison", "sign"
 _ZERO, _ONE = Fraction(0), Fraction(1)
 
 
@@ -212,11 +212,6 @@ def _logic(call: Call):
         "Xor": (_either(second, false, true), second),
     }
     return _remembered(call, origin, _either(first, *cases[call.operator]))
-
-
-@handles("Sign")
-def _sign(call: Call):
-    return call.apply(Part(_SIGN), call.value(), shape=call.value().shape)
 
 
 @handles("Where")

@@ -15,17 +15,19 @@ from stagecert_check.functions import Refused
 from stagecert_check.numbers import LARGEST
 
 FORMAT = "stagecert certificate"
-VERSION = 1
+VERSIONS = (1, 2)
+LEAF = -1  # in a tree
 SLOPES = ("<f2", "<f4", "<f8")
 
 # Limits, in bytes unless it says otherwise; see docs/certificates.md.
 _LARGEST_FILE = 2**30
 _LARGEST_HEADER = 2**22
-_LARGEST_ARRAY = 2**26
+_LARGEST_ARRAY = 2**28
 _LARGEST_TOTAL = 2**30  # of all members, unpacked
 _MOST_MEMBERS = 2**16
 _MOST_LEAVES = 2**20
 _MOST_MULTIPLIERS = 2**24
+_MOST_FORCES = 2**24
 
 Slopes = tuple[str | None, str | None]  # names of the arrays below and above; None: default
 
@@ -47,32 +49,40 @@ class Rows:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What one leaf uses instead of the defaults.
+    """What one leaf uses instead of the defaults, or all leaves of a tree that splits neurons.
 
     Attributes:
         slopes: of every activation, for the bound; None is the default.
         boxes: for every activation the rows that make its argument's interval tighter, or None.
+        count: of leaves, if it is for all: then slopes have an axis of leaves in front, or of
+            length 1, and boxes are for the box of the whole case.
     """
 
     slopes: tuple[Slopes | None, ...]
     boxes: tuple[Rows | None, ...]
+    count: int | None = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """The splits of a case's box in preorder, and what refutes it on the leaves.
+    """The splits of a case in preorder, and what refutes it on the leaves.
 
     Attributes:
-        axes: for every node of the tree the axis that it is cut along, or -1 for a leaf.
+        axes: for every node of the tree the axis that it is cut along, or -1 for a leaf. After the
+            inputs, axes count neurons.
         cuts: where.
         multipliers: (leaves, rows), of the case's output rows and then of its input rows.
         leaves: those that need more than defaults, by number.
+        forces: for every leaf one number for each neuron split on the way to it. None if neurons
+            are not split; then there may be `leaves`, otherwise what is for `all`.
     """
 
     axes: np.ndarray
     cuts: np.ndarray
     multipliers: np.ndarray
     leaves: dict[int, Leaf]
+    forces: np.ndarray | None = None
+    all: Leaf | None = None
 
 
 class Certificate:
@@ -102,8 +112,10 @@ class Certificate:
         self._header = header = self._read_header()
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise self._none(f"header.json does not have the format '{FORMAT}'")
-        if type(header.get("version")) is not int or header["version"] != VERSION:
-            raise ProblemError(f"{self._name_of}: has a version other than {VERSION}.")
+        if type(header.get("version")) is not int or header["version"] not in VERSIONS:
+            raise ProblemError(
+                f"{self._name_of}: has a version other than {' and '.join(map(str, VERSIONS))}."
+            )
         members = self._zip.infolist()
         self._members, self._used = {info.filename for info in members}, {"header.json"}
         if len(members) != len(self._members):
@@ -113,6 +125,7 @@ class Certificate:
         if sum(info.file_size for info in members) > _LARGEST_TOTAL:
             raise Refused(f"the certificate has more than {_LARGEST_TOTAL} bytes when unpacked")
         _keys(header, "format version stagecert model_sha256 property_sha256 cases")
+        self.version: int = header["version"]
         self.model, self.property = header["model_sha256"], header["property_sha256"]
 
     def _none(self, why: str) -> ProblemError:
@@ -152,14 +165,17 @@ class Certificate:
     def cases(self, activations: int, rows: list[int]) -> list[Case]:
         """All cases, for a model with so many activations and cases with so many rows."""
         given = _list(self._header["cases"], len(rows), "cases")
-        found, leaves, multipliers = [], 0, 0
+        found: list[Case] = []
+        leaves = multipliers = forces = 0
         for case, count in zip(given, rows, strict=True):
             found.append(self._case(case, activations, count))
             leaves += len(found[-1].multipliers)
             multipliers += found[-1].multipliers.size
-            if leaves > _MOST_LEAVES or multipliers > _MOST_MULTIPLIERS:
+            forces += 0 if found[-1].forces is None else len(found[-1].forces)
+            if leaves > _MOST_LEAVES or multipliers > _MOST_MULTIPLIERS or forces > _MOST_FORCES:
                 raise Refused(
-                    f"there are more than {_MOST_LEAVES} leaves or {_MOST_MULTIPLIERS} multipliers"
+                    f"there are more than {_MOST_LEAVES} leaves, {_MOST_MULTIPLIERS} multipliers "
+                    f"or {_MOST_FORCES} forces"
                 )
         if self._used != self._members:
             extra = sorted(self._members - self._used)
@@ -207,13 +223,23 @@ class Certificate:
         return name
 
     def _case(self, case: Any, activations: int, rows: int) -> Case:
-        _keys(case, "axes cuts multipliers leaves")
+        stacked = self.version > 1 and isinstance(case, dict) and "forces" in case
+        _keys(case, "axes cuts multipliers " + ("forces slopes boxes" if stacked else "leaves"))
         axes = self.array(self._name(case["axes"]), ("<i4",), (None,))
         cuts = self.array(self._name(case["cuts"]), ("<f8",), axes.shape)
-        shape = (int(np.sum(axes == -1)), rows)
+        shape = (int(np.sum(axes == LEAF)), rows)
         if len(axes) != 2 * shape[0] - 1:
             raise Refused("a tree does not have one split less than leaves")
         multipliers = self.array(self._name(case["multipliers"]), ("<f8",), shape)
+        if stacked:
+            forces = self.array(self._name(case["forces"]), ("<f8",), (None,))
+            if np.any(forces < 0) or np.any(forces > LARGEST):
+                raise Refused("forces must not be negative, nor too large")
+            # Empty lists stand for nothing but defaults.
+            slopes = self._slopes(case["slopes"], activations if case["slopes"] else 0)
+            boxes = self._boxes(case["boxes"], activations if case["boxes"] else 0)
+            everywhere = Leaf(slopes, boxes, len(multipliers))
+            return Case(axes, cuts, multipliers, {}, forces, everywhere)
         leaves: dict[int, Leaf] = {}
         for leaf in _list(case["leaves"], None, "leaves"):
             _keys(leaf, "number slopes boxes")
@@ -221,8 +247,7 @@ class Certificate:
             if type(number) is not int or not 0 <= number < len(multipliers) or number in leaves:
                 raise Refused(f"there is no leaf {str(number)[:60]}, or it is given twice")
             slopes = self._slopes(leaf["slopes"], activations)
-            boxes = _list(leaf["boxes"], activations, "boxes")
-            leaves[number] = Leaf(slopes, tuple(self._rows(x, k) for k, x in enumerate(boxes)))
+            leaves[number] = Leaf(slopes, self._boxes(leaf["boxes"], activations))
         return Case(axes, cuts, multipliers, leaves)
 
     def _slopes(self, items: Any, count: int) -> tuple[Slopes | None, ...]:
@@ -232,6 +257,9 @@ class Certificate:
                 item = tuple(None if x is None else self._name(x) for x in _list(item, 2, "slopes"))
             found.append(item)
         return tuple(found)
+
+    def _boxes(self, items: Any, count: int) -> tuple[Rows | None, ...]:
+        return tuple(self._rows(x, k) for k, x in enumerate(_list(items, count, "boxes")))
 
     def _rows(self, item: Any, before: int) -> Rows | None:
         if item is None:

@@ -23,6 +23,7 @@ class Model:
 
     data: bytes
     files: dict[str, bytes] = field(default_factory=dict)
+    digest_of_parts: str = ""  # of several models in one; see joining.py
 
     @property
     def digest(self) -> str:
@@ -31,6 +32,8 @@ class Model:
         Before each of these stand its location and its length, so that no bytes can move from one
         file to another.
         """
+        if self.digest_of_parts:
+            return self.digest_of_parts
         found = hashlib.sha256(self.data)
         for location, data in sorted(self.files.items()):
             found.update(f"\0{location}\0{len(data)}\0".encode() + data)

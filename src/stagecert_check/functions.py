@@ -179,6 +179,93 @@ class Maximum(Activation):
         return first, slopes
 
 
+class Product(Activation):
+    """The product of the two entries of the last axis.
+
+    x y - a x - b y is linear in x and in y, so it is extreme in a corner of the box.
+    """
+
+    kind = "product"
+
+    def image(self, low, high):
+        zero = np.zeros(low.shape)
+        return self.offset(low, high, zero, 1), self.offset(low, high, zero, -1)
+
+    def offset(self, low, high, slope, side):
+        best = np.inf
+        for x in (low[..., 0], high[..., 0]):
+            for y in (low[..., 1], high[..., 1]):
+                product, lines = x * y, (slope[..., 0] * x, slope[..., 1] * y)
+                # Five roundings, of which each is less than EPS times what is added up.
+                size = np.abs(product) + np.abs(lines[0]) + np.abs(lines[1])
+                value = side * (product - lines[0] - lines[1]) - 4 * EPS * size - 4 * TINY
+                best = np.minimum(best, value)
+        return side * best
+
+    def bent(self, low, high):
+        wide = high > low
+        return wide & wide.all(axis=-1, keepdims=True)
+
+    def slopes(self, low, high):
+        # The planes that touch two opposite corners meet in the middle; this is between them.
+        middle = 0.5 * low + 0.5 * high
+        return middle[..., ::-1], middle[..., ::-1]
+
+
+class Steps(Activation):
+    """A function that climbs by jumps, from v to v + 1 at `jump`(v), and is level between.
+
+    At a jump both limits count, whichever is the value: lines are below (above) the closed graph.
+    """
+
+    def __init__(self, kind: str, value: Callable, jump: Callable):
+        self.kind, self.value, self.jump = kind, value, jump
+
+    def corners(self, low, high, side: int) -> tuple[np.ndarray, np.ndarray]:
+        """The corners (x, f) of the closed graph that matter below or above, from left to right.
+
+        All corners at jumps lie on a line, so that the first and the last are enough.
+        """
+        first, last = self.value(low), self.value(high)
+        climbs = first < last
+        over = np.where(climbs & (side < 0), 1, 0)
+        begin = np.where(climbs, self.jump(first), low)
+        stop = np.where(climbs, self.jump(last - 1), high)
+        values = [first, first + over, last - climbs + over, last]
+        return np.stack([low, begin, stop, high]), np.stack(values)
+
+    def image(self, low, high):
+        return self.value(low), self.value(high)
+
+    def offset(self, low, high, slope, side):
+        x, f = self.corners(low, high, side)
+        product = slope * x
+        # Rounded are the place and the value of a corner far out, the product and the difference.
+        off = 4 * EPS * (np.abs(f) + np.abs(product)) + TINY
+        off = np.where((slope == 0) | (x == 0), 0, off)
+        return side * (side * (f - product) - off).min(axis=0)
+
+    def bent(self, low, high):
+        return self.value(low) != self.value(high)
+
+    def slopes(self, low, high):
+        below, above = (_hull_slope(*self.corners(low, high, side), side) for side in (1, -1))
+        return below, above
+
+
+class Sign(Steps):
+    """-1, 0 or 1."""
+
+    def __init__(self):
+        super().__init__("sign", np.sign, np.zeros_like)
+
+    def corners(self, low, high, side):
+        first, last = np.sign(low), np.sign(high)
+        limit = np.minimum(first, 0) if side > 0 else np.maximum(last, 0)
+        inner = np.where(first == last, first, limit)
+        return np.stack([low, np.clip(0.0, low, high), high]), np.stack([first, inner, last])
+
+
 # -- smooth functions ------------------------------------------------------------------------------
 
 Ball = Callable[[Any], Any]
@@ -209,10 +296,19 @@ _ROUGH = 1e-3  # a function's value this near does for default slopes
 
 
 class Smooth(Activation):
-    """A function that is known region by region; arguments beyond `reach` are refused."""
+    """A function that is known region by region; arguments beyond `reach` are refused.
 
-    def __init__(self, kind: str, regions: list[Region], reach: float = LARGEST):
-        self.kind, self.regions, self.reach = kind, regions, reach
+    So are intervals with numbers that it is not defined for: `defined` says which are without.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        regions: list[Region],
+        reach: float = LARGEST,
+        defined: Callable[[Any, Any], Any] | None = None,
+    ):
+        self.kind, self.regions, self.reach, self.defined = kind, regions, reach, defined
 
     def image(self, low, high):
         zero = np.zeros(low.shape)
@@ -222,6 +318,8 @@ class Smooth(Activation):
         """The intervals may have one row for many of slopes."""
         if np.any(np.abs(low) > self.reach) or np.any(np.abs(high) > self.reach):
             raise Refused(f"{self.kind} is not evaluated beyond {self.reach:g}")
+        if self.defined is not None and not np.all(self.defined(low, high)):
+            raise Refused(f"{self.kind} is not defined on all of an interval")
         shape = np.shape(slope)
         rows = len(slope) if len(low) < len(slope) else 1
         low, high, slope = low.reshape(-1), high.reshape(-1), np.reshape(slope, (rows, -1))
@@ -238,7 +336,10 @@ class Smooth(Activation):
         return high > low
 
     def slopes(self, low, high):
+        if self.defined is not None and not np.all(self.defined(low, high)):
+            raise Refused(f"{self.kind} is not defined on all of an interval")
         x = np.stack([low + (high - low) * t for t in np.linspace(0, 1, 12)])
+        x = np.clip(x, low, high)
         flat = x.reshape(-1)
         f, off = np.zeros(flat.shape), np.full(flat.shape, np.inf)
         if self._parts is not None:
@@ -268,6 +369,23 @@ class Smooth(Activation):
                 continue
             best = best.min(_region_minimum(region, start, end, arb(a), side))
         return arb(best.lower())
+
+
+class Wave(Smooth):
+    """sin or cos. Far out, and on intervals of a period and more, only that it is within one."""
+
+    def offset(self, low, high, slope, side):
+        far = (np.abs(low) > self.reach) | (np.abs(high) > self.reach) | (high - low > 6.3)
+        near = [np.where(far, 0.0, x) for x in (low, high)]
+        found = super().offset(*near, slope, side)
+        least = np.minimum(-side * slope * low, -side * slope * high)
+        crude = least - 1 - 2 * EPS * (1 + np.abs(least)) - TINY
+        return np.where(far, side * crude, found)
+
+    def slopes(self, low, high):
+        far = (np.abs(low) > self.reach) | (np.abs(high) > self.reach) | (high - low > 6.3)
+        below, above = super().slopes(*(np.where(far, 0.0, x) for x in (low, high)))
+        return np.where(far, 0.0, below), np.where(far, 0.0, above)
 
 
 def _parts(regions: list[Region]) -> tables.Parts | None:
@@ -352,6 +470,18 @@ def _floor(x: arb) -> float:
 
 def _exp(x: arb) -> arb:
     return x.exp()
+
+
+def _sin(x: arb) -> arb:
+    return x.sin()
+
+
+def _cos(x: arb) -> arb:
+    return x.cos()
+
+
+def _erf(x: arb) -> arb:
+    return 1 - x.erfc()
 
 
 def _sigmoid(x: arb) -> arb:
@@ -512,6 +642,54 @@ def _exponential(kind: str, size: arb, unit: arb, right: arb) -> Smooth:
     return Smooth(kind, regions, 1e6)
 
 
+def _wave(kind: str, function: Ball, slope: Ball, phase: arb) -> Wave:
+    """sin(x + phase): between its zeros it is concave where it is positive, and else convex."""
+    count = 20
+    ends = [arb(-count) * arb.pi() - phase]
+    kinds: list[int | None] = []
+    for k in range(-count, count):
+        near = arb(((k + 1) * arb.pi() - phase).mid())
+        kinds += [-1 if k % 2 == 0 else 1, None]
+        ends += [arb((near - _WIDTH).lower()), arb((near + _WIDTH).upper())]
+    regions = [
+        Region(start, end, bend, function, slope)
+        for start, end, bend in zip(ends[:-1], ends[1:], kinds, strict=True)
+    ]
+    return Wave(kind, regions, 60)
+
+
+def _one_sided(kind: str, bend: int, function: Ball, slope: Ball, form: tables.Form) -> Smooth:
+    """A function of positive numbers."""
+    region = Region(arb(0), arb.pos_inf(), bend, function, slope, form=form)
+    return Smooth(kind, [region], defined=lambda low, high: low > 0)
+
+
+def _sqrt() -> Smooth:
+    found = _one_sided("sqrt", -1, lambda x: x.sqrt(), lambda x: 1 / (2 * x.sqrt()), tables.Root())
+    found.defined = lambda low, high: low >= 0
+    return found
+
+
+def _reciprocal() -> Smooth:
+    regions = [
+        Region(start, end, bend, lambda x: 1 / x, lambda x: -1 / (x * x), form=tables.Inverse())
+        for start, end, bend in ((arb.neg_inf(), arb(0), -1), (arb(0), arb.pos_inf(), 1))
+    ]
+    return Smooth("reciprocal", regions, defined=lambda low, high: (low > 0) | (high < 0))
+
+
+def _power(exponent: float) -> Smooth:
+    n = int(exponent)
+    if n != exponent or not 3 <= n <= 12:
+        raise Refused(f"has the exponent {exponent}")
+    ends = [arb.neg_inf(), arb(0), arb.pos_inf()] if n % 2 else [arb.neg_inf(), arb.pos_inf()]
+    regions = [
+        Region(start, end, bend, lambda x: x**n, lambda x: n * x ** (n - 1), form=tables.Power(n))
+        for start, end, bend in zip(ends[:-1], ends[1:], (-1, 1) if n % 2 else (1,), strict=True)
+    ]
+    return Smooth("power", regions, 1e30 ** (1 / n))
+
+
 # Inflections to 50 digits; tests/rigor proves that the curvature has the stated sign elsewhere.
 INFLECTIONS: dict[str, Any] = {
     "gelu": "1.4142135623730950488016887242096980785696718753769",
@@ -527,6 +705,11 @@ INFLECTIONS: dict[str, Any] = {
 def maximum() -> Maximum:
     """The maximum over the last axis."""
     return Maximum()
+
+
+def product() -> Product:
+    """The product of the two entries of the last axis."""
+    return Product()
 
 
 def activation_of(kind: str, **settings: Any) -> Activation:
@@ -623,6 +806,26 @@ _MAKERS: dict[str, Callable[..., Activation]] = {
     "celu": _celu,
     "softsign": _softsign,
     "square": _square,
+    "power": _power,
+    "reciprocal": _reciprocal,
+    "sqrt": _sqrt,
+    "log": lambda: _one_sided("log", -1, lambda x: x.log(), lambda x: 1 / x, tables.Log()),
+    "sin": lambda: _wave("sin", _sin, _cos, arb(0)),
+    "cos": lambda: _wave("cos", _cos, lambda x: -_sin(x), arb.pi() / 2),
+    "erf": lambda: _smooth(
+        "erf",
+        _erf,
+        lambda x: 2 * (-x * x).exp() / arb.pi().sqrt(),
+        (1, -1),
+        (None,),
+        1e4,
+        (0, -1),
+        (0, 1),
+    ),
+    "floor": lambda: Steps("floor", np.floor, lambda v: v + 1),
+    "ceil": lambda: Steps("ceil", np.ceil, lambda v: v),
+    "round": lambda: Steps("round", np.rint, lambda v: v + 0.5),
+    "sign": Sign,
     "exp": lambda: _smooth("exp", _exp, _exp, (1,), (), 60, _FLAT),
     "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,), (), 1e4, _FLAT, _DIAGONAL),
     "sigmoid": lambda: _smooth(

@@ -42,7 +42,7 @@ class Shift:
 
 
 class Part(Activation):
-    """A function that is only understood as a part of an activation: see patterns.py.
+    """What is only understood as a part of an activation: a comparison.
 
     It has no bounds of its own, so none may be left when a model is read.
     """

@@ -1,7 +1,7 @@
 """Sums, products, reductions, activations and maxima: what ONNX operators make of what they read.
 
-Operators that move entries are in moves.py, those with windows in windows.py, and activations that
-are spelt out as products in patterns.py.
+Operators that move entries are in moves.py, those with windows in windows.py, those made of others
+in composed.py, and activations that are spelt out as products in patterns.py.
 """
 
 import functools
@@ -13,15 +13,16 @@ import numpy as np
 from flint import arb
 
 from stagecert_check import (
-    branches,  # noqa: F401
+    branches,  # noqa: F401  (these register their operators)
+    composed,  # noqa: F401
     linear,
-    moves,  # noqa: F401  (these register their operators)
+    moves,  # noqa: F401
     patterns,
     windows,  # noqa: F401
 )
 from stagecert_check.constants import balls, gemm, larger, settled
 from stagecert_check.functions import Refused, Value, activation_of, maximum
-from stagecert_check.graph import Call, Part, handles
+from stagecert_check.graph import Call, handles
 
 # -- sums and products -----------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ def _mul(call: Call):
 def _div(call: Call):
     x, y = call.items
     if isinstance(y, Value):
-        return patterns.quotient(call, call.value(), y)
+        return patterns.quotient(call, x if isinstance(x, Value) else call.floats(0), y)
     if any(not ball != 0 for ball in balls(call.floats(1)).flat):
         raise Refused("divides by zero")
     number = 1 / Fraction(y.item()) if y.size == 1 and y.dtype == np.float64 else None
@@ -92,9 +93,9 @@ def _matmul(call: Call):
 
 
 def _product(call: Call, a: Any, b: Any) -> Value:
-    """a @ b, of which one is constant."""
+    """a @ b."""
     if isinstance(a, Value) and isinstance(b, Value):
-        raise Refused("multiplies two variables")
+        return _of_variables(call, a, b)
     left = not isinstance(a, Value)
     if (a if left else b).dtype not in (np.float64, object):
         raise Refused("needs weights that are floating-point numbers")
@@ -115,6 +116,24 @@ def _product(call: Call, a: Any, b: Any) -> Value:
     shape = (*batch, a.shape[-2], b.shape[-1])
     made = call.apply(linear.MatMul(weights, left, loose), x, shape=shape)
     return call.move(lambda v: np.squeeze(v, tuple(drop)), made) if drop else made
+
+
+def _of_variables(call: Call, a: Value, b: Value) -> Value:
+    """a @ b of two variables: all products of entries, added up."""
+    if not a.shape or not b.shape:
+        raise Refused("multiplies a single number")
+    drop = [k for k, x in ((-2, a), (-1, b)) if len(x.shape) == 1]
+    a = call.move(lambda v: v[None], a) if len(a.shape) == 1 else a
+    b = call.move(lambda v: v[:, None], b) if len(b.shape) == 1 else b
+    if a.shape[-1] != b.shape[-2]:
+        raise Refused(f"multiplies shapes {a.shape} and {b.shape}")
+    a = call.move(lambda v: v[..., :, None, :], a)
+    b = call.move(lambda v: np.swapaxes(v, -1, -2)[..., None, :, :], b)
+    products = patterns.multiplied(call, a, b)
+    axis, shape = len(products.shape) - 1, products.shape[:-1]
+    total = call.apply(linear.Reduce([axis], products.shape), products, shape=(*shape, 1))
+    # Rows or columns of vectors are gone again.
+    return call.move(lambda v: np.squeeze(v[..., 0], tuple(drop)) if drop else v[..., 0], total)
 
 
 @handles("Gemm")
@@ -204,6 +223,15 @@ _PLAIN: dict[str, tuple[str, dict[str, float]]] = {
     "Softsign": ("softsign", {}),
     "Abs": ("abs", {}),
     "Exp": ("exp", {}),
+    "Erf": ("erf", {}),
+    "Sin": ("sin", {}),
+    "Cos": ("cos", {}),
+    "Sqrt": ("sqrt", {}),
+    "Reciprocal": ("reciprocal", {}),
+    "Floor": ("floor", {}),
+    "Ceil": ("ceil", {}),
+    "Round": ("round", {}),
+    "Sign": ("sign", {}),
 }
 
 
@@ -244,11 +272,6 @@ def _swish(call: Call):
     return call.scale(made, settled(1 / alpha))
 
 
-@handles("Erf")
-def _erf(call: Call):
-    return call.apply(Part("Erf"), call.value(), shape=call.value().shape)
-
-
 @handles("Log")
 def _log(call: Call):
     return patterns.logarithm(call, call.value())
@@ -259,14 +282,22 @@ def _pow(call: Call):
     x, exponent = call.value(), call.constant(1)
     if np.broadcast_shapes(x.shape, exponent.shape) != x.shape:
         raise Refused("is not supported where the exponent has more axes than the base")
-    if exponent.dtype in (np.int64, np.float64):
-        if np.all(exponent == 1):
-            return x
-        if np.all(exponent == 2):
-            return call.activate(activation_of("square"), x)
-        if np.all(exponent == 3):
-            return call.apply(Part("Pow with the exponent 3"), x, shape=x.shape)
-    raise Refused("is only supported with the exponents 1 and 2")
+    if exponent.dtype not in (np.int64, np.float64) or np.any(exponent != exponent.flat[0]):
+        raise Refused("needs one exponent for all entries")
+    return _raised(call, x, float(exponent.flat[0]))
+
+
+def _raised(call: Call, x: Value, exponent: float) -> Value:
+    """x to the power of a number."""
+    if exponent == 1:
+        return x
+    if exponent == 2:
+        return call.activate(activation_of("square"), x)
+    if exponent == 0.5:
+        return call.activate(activation_of("sqrt"), x)
+    if exponent < 0:
+        return call.activate(activation_of("reciprocal"), _raised(call, x, -exponent))
+    return call.activate(activation_of("power", exponent=exponent), x)
 
 
 @handles("Clip")

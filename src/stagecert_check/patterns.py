@@ -1,13 +1,14 @@
-"""Activations that a model spells out with products, matched exactly.
+"""Products of variables, and activations that a model spells out with them, matched exactly.
 
 A value x times a gate: with a multiple u of x, u * (1 + Erf(u / sqrt(2))) / 2 is gelu(u), and
 u * Sigmoid(u) is silu(u), for example. Which multiple u is of x follows from the model's constants
-in ball arithmetic; two numbers are equal only if both are exact and the same. Whatever is left of a
-pattern that is not complete (an Erf, a cube) is refused in the end.
+in ball arithmetic; two numbers are equal only if both are exact and the same. What a pattern has
+replaced (an Erf, a cube) is dropped if nothing else reads it.
 """
 
 from typing import Any
 
+import numpy as np
 from flint import arb
 
 from stagecert_check import linear
@@ -15,53 +16,71 @@ from stagecert_check.constants import settled
 from stagecert_check.functions import (
     CUBES,
     Activation,
-    Refused,
     Value,
     activation_of,
     cube_near,
 )
-from stagecert_check.graph import Call, Part
-
-_CUBED = "Pow with the exponent 3"
+from stagecert_check.functions import product as pairwise
+from stagecert_check.graph import Call
 
 
 def product(call: Call, x: Value, y: Value) -> Value:
-    """x * y, if that is a function of one value."""
+    """x * y: a function of one value if it is one."""
     if x.index == y.index:
         return call.activate(activation_of("square"), x)
     for one, other in ((x, y), (y, x)) if x.shape == y.shape else ():
         made = _gated(call, one, other)
         if made is not None:
             return made
-    same = {v.index: a for v, a, b in call.lines(y) if b.is_zero()}
-    for v, a, b in reversed(call.lines(x)):
-        if b.is_zero() and v.index in same and x.shape == y.shape:
-            return _scaled(call, call.activate(activation_of("square"), v), a * same[v.index])
-    raise Refused("multiplies two variables")
+    same = {v.index: (a, b) for v, a, b in call.lines(y)}
+    for v, a, b in reversed(call.lines(x)) if x.shape == y.shape else ():
+        if v.index in same:
+            return _quadratic(call, v, (a, b), same[v.index])
+    return multiplied(call, x, y)
 
 
-def quotient(call: Call, x: Value, y: Value) -> Value:
-    """x / y, if it is softsign."""
+def multiplied(call: Call, x: Value, y: Value) -> Value:
+    """x * y of two values, entry by entry."""
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    pair = (call.broadcast(x, shape), call.broadcast(y, shape))
+    stacked = call.move(lambda *arrays: np.stack(arrays, axis=-1), *pair)
+    return call.activate(pairwise(), stacked, shape)
+
+
+def _quadratic(call: Call, v: Value, x: tuple[arb, arb], y: tuple[arb, arb]) -> Value:
+    """(a v + b) * (c v + d)."""
+    (a, b), (c, d) = x, y
+    total = _scaled(call, call.activate(activation_of("square"), v), a * c)
+    first = a * d + b * c
+    if not first.is_zero():
+        total = call.apply(linear.Sum((1, 1)), total, _scaled(call, v, first), shape=v.shape)
+    constant = b * d
+    return total if constant.is_zero() else call.shift(total, settled(constant))
+
+
+def quotient(call: Call, x: Any, y: Value) -> Value:
+    """x / y: softsign, or x times the reciprocal."""
     root, a, b = call.lines(y)[-1]
     function, argument = _made(call, root)
-    if _kind(function) == "abs" and a == b and a != 0 and x.shape == y.shape:
-        found = _multiple(call, x, argument, arb(0))
+    if _kind(function) == "abs" and a == b and a != 0 and isinstance(x, Value):
+        found = _multiple(call, x, argument, arb(0)) if x.shape == y.shape else None
         if found is not None:
             v, p, q, r = found
             made = call.activate(activation_of("softsign"), _line(call, v, p, q))
             return _scaled(call, made, r / a)
-    raise Refused("divides by a variable, which is only supported in x / (1 + Abs(x))")
+    inverse = call.activate(activation_of("reciprocal"), y)
+    return product(call, x, inverse) if isinstance(x, Value) else call.scale(inverse, x)
 
 
 def logarithm(call: Call, x: Value) -> Value:
-    """Log(x), if it is softplus, or log(sigmoid(y)) = -softplus(-y)."""
+    """Log(x), which may be softplus, or log(sigmoid(y)) = -softplus(-y)."""
     root, a, b = call.lines(x)[-1]
     function, argument = _made(call, root)
     if _kind(function) == "exp" and a == 1 and b == 1:
         return call.activate(activation_of("softplus"), argument)
     if _kind(function) == "sigmoid" and a == 1 and b.is_zero():
         return call.negated(call.activate(activation_of("softplus"), call.negated(argument)))
-    raise Refused("is only supported in Log(1 + Exp(x)) and Log(Sigmoid(x))")
+    return call.activate(activation_of("log"), x)
 
 
 def _gated(call: Call, x: Value, y: Value) -> Value | None:
@@ -89,7 +108,7 @@ def _gate(
     """(f, g, s, unit, factor) with (a * function(g) + b) * u = factor * f(unit * u) for u = g + s;
     for another g if the gate is made of several functions."""
     kind, root = _kind(function), arb(2).sqrt()
-    if kind == "Erf" and a == b:
+    if kind == "erf" and a == b:
         # gelu(root * u) = root * u * (1 + erf(u)) / 2
         return activation_of("gelu"), g, arb(0), root, root * a
     if kind == "tanh" and a == b:
@@ -128,7 +147,7 @@ def _of_cubic(call: Call, h: Value) -> tuple[Value, arb, float] | None:
     for one, other in ((0, 1), (1, 0)):
         cube, c, d = call.lines(terms[other])[-1]
         function, x = _made(call, cube)
-        if _kind(function) != _CUBED or not d.is_zero():
+        if not _is_cube(function) or not d.is_zero():
             continue
         found = _multiple(call, terms[one], x, arb(0))
         if found is None:
@@ -145,8 +164,8 @@ def _of_cubic(call: Call, h: Value) -> tuple[Value, arb, float] | None:
 
 
 def _cubic(call: Call, x: Value, first: arb, third: arb) -> Value:
-    """first * x + third * x**3, to be a part of something."""
-    cube = _scaled(call, call.apply(Part(_CUBED), x, shape=x.shape), third)
+    """first * x + third * x**3."""
+    cube = _scaled(call, call.activate(activation_of("power", exponent=3.0), x), third)
     if first.is_zero():
         return cube
     return call.apply(linear.Sum((1, 1)), _scaled(call, x, first), cube, shape=x.shape)
@@ -180,8 +199,12 @@ def _made(call: Call, x: Value) -> tuple[Any, Value]:
     return node.operation, Value(argument[0], nodes[argument[0]].shape) if argument else x
 
 
+def _is_cube(operation: Any) -> bool:
+    return _kind(operation) == "power" and operation.settings["exponent"] == 3
+
+
 def _kind(operation: Any) -> str:
     return getattr(operation, "kind", "")
 
 
-__all__ = ["logarithm", "product", "quotient"]
+__all__ = ["logarithm", "multiplied", "product", "quotient"]

@@ -29,6 +29,7 @@ FAR = 4  # from here on functions may be taken for the lines that they approach
 _POWERS = [(arb(1) / (2 * _CELLS)) ** k for k in range(_DEGREE + 2)]  # of a cell's radius
 _ALL_BUT_EQUAL = 1e-17
 _TIGHT = 1e-12  # how far a bound may be off, compared with its size or one
+_LEAST = 1e-100  # from here on a square root is not too steep
 _GENEROUS = 1.001  # errors are summed up in float64
 
 Result = tuple[np.ndarray, np.ndarray]  # numbers, and how far they are off at most
@@ -81,6 +82,90 @@ class Softsign(Form):
         return -2 * np.sign(x) / (1 + np.abs(x)) ** 3
 
 
+class Power(Form):
+    """x to the power of a small whole number, by products."""
+
+    def __init__(self, exponent: int):
+        self.exponent = exponent
+
+    def _raised(self, x, exponent: int):
+        found = np.ones(x.shape)
+        for _ in range(exponent):
+            found = found * x
+        return found
+
+    def value(self, x):
+        found = self._raised(x, self.exponent)
+        return found, self.exponent * EPS * np.abs(found) + self._lost(x)
+
+    def slope(self, x):
+        found = self.exponent * self._raised(x, self.exponent - 1)
+        return found, self.exponent * EPS * np.abs(found) + self.exponent * self._lost(x)
+
+    def curvature(self, x):
+        return self.exponent * (self.exponent - 1) * self._raised(x, self.exponent - 2)
+
+    def _lost(self, x):
+        """What underflows, times the factors that come after."""
+        return self.exponent * TINY * np.maximum(1, np.abs(self._raised(x, self.exponent)))
+
+
+class Inverse(Form):
+    """1 / x."""
+
+    def value(self, x):
+        found = 1 / x
+        return found, EPS * np.abs(found) + TINY
+
+    def slope(self, x):
+        found = -1 / (x * x)
+        # Three roundings, and a square that underflows makes it infinite.
+        return found, 3 * EPS * np.abs(found) + TINY
+
+    def curvature(self, x):
+        return 2 / (x * x * x)
+
+
+class Root(Form):
+    """The square root, which IEEE 754 rounds correctly."""
+
+    def value(self, x):
+        found = np.sqrt(x)
+        return found, EPS * found
+
+    def slope(self, x):
+        # At zero it is infinite: any number does for a search, and nothing else may be based on it.
+        found = 0.5 / np.sqrt(np.maximum(x, _LEAST))
+        return found, np.where(x < _LEAST, np.inf, 2 * EPS * found)
+
+    def curvature(self, x):
+        x = np.maximum(x, _LEAST)
+        return -0.25 / (x * np.sqrt(x))
+
+
+class Log(Form):
+    """log(x) = log(m) + e log(2) where x = m 2^e with 1/2 <= m < 1: the table needs no more."""
+
+    def __init__(self):
+        self._table = Table(lambda x: x.log())
+        two = arb(2).log()
+        self._two, self._off = float(two.mid()), _above(abs(two - float(two.mid())))
+
+    def value(self, x):
+        mantissa, exponent = np.frexp(x)
+        found, off = self._table.value(mantissa)
+        whole = exponent * self._two
+        size = np.abs(found) + np.abs(whole)
+        return found + whole, off + self._off * np.abs(exponent) + 2 * EPS * size + TINY
+
+    def slope(self, x):
+        found = 1 / x
+        return found, EPS * np.abs(found) + TINY
+
+    def curvature(self, x):
+        return -1 / (x * x)
+
+
 class Table(Form):
     """A function given by what it makes of power series.
 
@@ -91,9 +176,9 @@ class Table(Form):
     def __init__(self, function: Callable, left: Limit | None = None, right: Limit | None = None):
         self._function = function
         count = 2 * _REACH * _CELLS + 1
-        # Of values and of slopes: coefficients by cell, the highest first, and errors.
-        self._values = np.zeros((count, _DEGREE + 1)), np.full(count, np.inf)
-        self._slopes = np.zeros((count, _DEGREE)), np.full(count, np.inf)
+        # Of values and of slopes: coefficients, the highest first, by cell, and errors.
+        self._values = np.zeros((_DEGREE + 1, count)), np.full(count, np.inf)
+        self._slopes = np.zeros((_DEGREE, count)), np.full(count, np.inf)
         self._made = np.zeros(count // _CELLS + 1, bool)  # by blocks of a unit's cells
         self._tails = [
             _Tail(function, limit, sign)
@@ -109,10 +194,9 @@ class Table(Form):
 
     def curvature(self, x):
         cell, distance = self._cell(x)
-        rows = self._slopes[0][cell]
         found = np.zeros(x.shape)
-        for k in range(_DEGREE - 1):
-            found = found * distance + (_DEGREE - 1 - k) * rows[..., k]
+        for k, row in enumerate(self._slopes[0][:-1]):
+            found = found * distance + (_DEGREE - 1 - k) * row[cell]
         return found
 
     def _cell(self, x):
@@ -136,10 +220,10 @@ class Table(Form):
     def _evaluate(self, x, table, by_tail) -> Result:
         cell, distance = self._cell(x)
         coefficients, errors = table
-        rows, error = coefficients[cell], errors[cell]
-        found = rows[..., 0]
-        for k in range(1, rows.shape[-1]):
-            found = found * distance + rows[..., k]
+        error, found = errors[cell], coefficients[0][cell]
+        for row in coefficients[1:]:
+            found *= distance
+            found += row[cell]
         error = np.where(np.abs(x) <= _REACH, error, np.inf)
         for tail in self._tails:
             far = tail.sign * x >= tail.start
@@ -156,7 +240,7 @@ class Table(Form):
             for table, (coefficients, error) in zip(
                 (self._values, self._slopes), polynomials, strict=True
             ):
-                table[0][cell], table[1][cell] = coefficients, error
+                table[0][:, cell], table[1][cell] = coefficients, error
         self._made[block] = True
 
 

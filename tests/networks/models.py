@@ -208,6 +208,9 @@ def linear(operation, weights, *x):
             return np.sum(x[0], axis=axes, keepdims=keepdims)
         case op.WindowSum():
             return _window_sum(operation, x[0])
+        case op.Windows():
+            at = _places(x[0].shape, operation.window, operation.strides, operation.dilation)
+            return np.stack([x[0][place] for _, place in at], axis=-1)
     raise NotImplementedError(operation)
 
 

@@ -54,7 +54,7 @@ def bad():
         """
         <ir_version: 8, opset_import: ["" : 17]>
         graph (float[N, 3] x) => (float[N, 3] y) {
-            [soft] s = Softmax(x)
+            [soft] s = Hardmax(x)
             [relu] r = Relu(s)
             [top] v, i = TopK(r, k)
             [sum] t = Add(v, v)
@@ -89,13 +89,37 @@ def test_describe(good):
     assert found.rows[1].shapes == ((1, 5),)
 
 
+def test_relaxations():
+    found = describe(
+        onnx.parser.parse_model(
+            """
+            <ir_version: 8, opset_import: ["" : 17]>
+            graph (float[N, 3] x) => (float[N, 3] y, float z) {
+                s = Softmax(x)
+                f = Floor(s)
+                y = Mul(x, f)
+                t = Transpose(y)
+                z = MatMul(y, t)
+            }
+            """
+        )
+    )
+    assert [row.role for row in found.rows] == [
+        "exp, reciprocal", "floor", "product", "affine", "product"
+    ]  # fmt: skip
+    relaxations = [row.relaxation for row in found.rows]
+    assert relaxations == ["hulls", "hull", "hull", "exact", "hulls"]
+
+
 def test_table(run, good):
     result = run(good)
     assert result.exit_code == 0
     assert "input x: 1 x 3 x 4" in result.stdout
     assert "output top: 1 x 4" in result.stdout
     line = next(line for line in result.stdout.splitlines() if "Gemm" in line)
-    assert " ".join(line.split()) == "2 Gemm 1 x 5 65 affine yes"
+    assert " ".join(line.split()) == "2 Gemm 1 x 5 65 affine exact yes"
+    line = next(line for line in result.stdout.splitlines() if "gelu" in line)
+    assert " ".join(line.split()) == "8 Mul 1 x 5 0 gelu hull yes"
     assert "68 parameters, 9 neurons" in result.stdout
     assert "0 unsupported nodes" in result.stdout
 

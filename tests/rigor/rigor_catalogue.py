@@ -74,6 +74,11 @@ def _of_x(m, x):
     return m.node("Mul", x, m.node("Mul", x, x))
 
 
+def _away(m, x):
+    """x between a half and about three: away from zero."""
+    return m.node("Add", m.node("Mul", m.node("Sigmoid", x), m.constant(2.5)), m.constant(0.5))
+
+
 def _hard(m, x):
     return m.node("Clip", m.node("Add", x, m.constant(3.0)), m.constant(0.0), m.constant(6.0))
 
@@ -117,6 +122,80 @@ SPELT = [
     Entry("square", lambda m, x: m.node("Mul", x, x)),
     Entry("square of multiples", lambda m, x: m.node("Mul", m.node("Mul", x, m.constant(0.3)),
                                                      m.node("Neg", x))),
+]  # fmt: skip
+
+# Operators that are made of others.
+COMPOSED = [
+    Entry("softmax", _one("Softmax"), slack=1e-11),
+    Entry("softmax along another axis", _one("Softmax", axis=1), slack=1e-11),
+    Entry("softmax 11", _one("Softmax", axis=2), (1, 3, 2, 2), 11, slack=1e-11),
+    Entry("softmax 11 by default", _one("Softmax"), (1, 5), 11, slack=1e-11),
+    Entry("softmax of one", _one("Softmax", axis=0)),
+    Entry("log softmax", _one("LogSoftmax"), slack=1e-11),
+    Entry("log softmax of one", _one("LogSoftmax", axis=0)),
+    Entry("layer normalization", lambda m, x: m.node(
+        "LayerNormalization", x, m.weights(6), m.weights(6)), slack=1e-9),
+    Entry("layer normalization of two axes", lambda m, x: m.node(
+        "LayerNormalization", x, m.weights(7, 6), axis=2, epsilon=0.1), slack=1e-9),
+    Entry("instance normalization", lambda m, x: m.node(
+        "InstanceNormalization", x, m.weights(2), m.weights(2), epsilon=0.01), slack=1e-9),
+    Entry("reduce l1", _one("ReduceL1", [1, 3])),
+    Entry("reduce l2", _one("ReduceL2", [-1], keepdims=0), slack=1e-11),
+    Entry("reduce sum square", _one("ReduceSumSquare", [2])),
+    Entry("reduce sum square 17", _one("ReduceSumSquare", axes=[2], keepdims=0), opset=17),
+    Entry("upsample", _one("Upsample", [1.0, 1.0, 2.0, 3.0]), opset=9),
+    Entry("upsample 7", _one("Upsample", scales=[1.0, 1.0, 2.0, 3.0]), opset=7),
+    Entry("resize 10", _one("Resize", [1.0, 1.0, 2.0, 1.0]), opset=10),
+    Entry("resize", lambda m, x: m.node("Resize", x, "", m.constant([1.0, 1.0, 2.0, 2.0]))),
+    Entry("resize, asymmetric", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 3.0, 2.0]), nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric")),
+    Entry("resize to sizes", lambda m, x: m.node(
+        "Resize", x, "", "", m.constant([1, 2, 21, 24]))),
+]  # fmt: skip
+
+# Products of two variables, and what only looks like a spelt out activation.
+PRODUCTS = [
+    Entry("product", lambda m, x: m.node("Mul", x, m.node("Relu", x))),
+    Entry("product of two parts", lambda m, x: m.node("Mul", *m.node(
+        "Split", x, m.constant([3, 3]), outputs=2, axis=3))),
+    Entry("product of other shapes", lambda m, x: m.node("Mul", x, m.node(
+        "ReduceMax", x, m.constant([1])))),
+    Entry("quadratic", lambda m, x: m.node("Mul", m.node("Add", x, m.constant(0.3)), m.node(
+        "Sub", m.constant(0.7), m.node("Mul", x, m.constant(0.1))))),
+    Entry("third power by products", lambda m, x: m.node("Mul", x, m.node("Mul", x, x))),
+    Entry("matrix product", lambda m, x: m.node("MatMul", m.node("Transpose", x, perm=[1, 0]), x),
+          (2, 3)),
+    Entry("matrix product, stacked", lambda m, x: m.node("MatMul", x, m.node(
+        "Transpose", x, perm=[0, 1, 3, 2]))),
+    Entry("matrix product, stacked otherwise", lambda m, x: m.node("MatMul", x, m.node(
+        "Squeeze", m.node("ReduceSum", m.node("Transpose", x, perm=[0, 1, 3, 2]), m.constant(
+            [1])), m.constant([0, 1])))),
+    Entry("product of vectors", lambda m, x: m.node("MatMul", x, m.node("Relu", x)), (5,)),
+    Entry("matrix and vector", lambda m, x: m.node("MatMul", m.node(
+        "Reshape", m.node("Concat", x, x, axis=0), m.constant([2, 5])), x), (5,)),
+    Entry("vector and matrix", lambda m, x: m.node("MatMul", x, m.node(
+        "Reshape", m.node("Concat", x, x, axis=0), m.constant([5, 2]))), (5,)),
+    Entry("gemm of variables", lambda m, x: m.node(
+        "Gemm", x, m.node("Relu", x), m.weights(2), transA=1, alpha=0.3, beta=2.0), (3, 2)),
+    Entry("erf alone", lambda m, x: m.node("Relu", m.node("Erf", x))),
+    Entry("erf once more", lambda m, x: (lambda e: m.node("Add", e, m.node(
+        "Mul", x, _plus_one(m, e))))(_erf(m, x))),
+    Entry("logarithm alone", lambda m, x: m.node("Log", _plus_one(m, m.node("Abs", x)))),
+    Entry("logarithm of another", lambda m, x: m.node("Log", m.node(
+        "Add", m.node("Exp", x), m.constant(2.0)))),
+    Entry("gate of another", lambda m, x: m.node("Mul", x, m.node("Sigmoid", m.node(
+        "Add", x, m.constant(1e-6))))),
+    Entry("gelu, nearly", _times_x(lambda m, x: m.node("Add", _erf(m, x), m.constant(1.000001)))),
+    Entry("gelu by tanh, nearly", _times_x(lambda m, x: _plus_one(m, m.node("Tanh", m.node(
+        "Mul", m.node("Add", x, m.node("Mul", m.constant(0.0448), m.node(
+            "Pow", x, m.constant(3.0)))), m.constant(np.sqrt(2 / np.pi))))))),
+    Entry("hard swish, nearly", _times_x(lambda m, x: m.node(
+        "HardSigmoid", x, alpha=1 / 6, beta=0.5000001))),
+    Entry("hard swish by clip, nearly", _times_x(lambda m, x: m.node("Clip", m.node(
+        "Add", x, m.constant(3.000001)), m.constant(0.0), m.constant(6.0)))),
+    Entry("softsign, nearly", lambda m, x: m.node("Div", x, m.node(
+        "Add", m.node("Abs", x), m.constant(1.000001)))),
 ]  # fmt: skip
 
 LINEAR = [
@@ -274,6 +353,17 @@ NONLINEAR = [
     Entry("pow 1", _one("Pow", 1.0)),
     Entry("pow 2", _one("Pow", [2.0])),
     Entry("pow 2 whole", _one("Pow", 2)),
+    Entry("pow 3", _one("Pow", 3.0)),
+    Entry("pow 4", _one("Pow", 4)),
+    Entry("pow -2", lambda m, x: m.node("Pow", _away(m, x), m.constant(-2.0))),
+    Entry("pow 0.5", lambda m, x: m.node("Pow", _away(m, x), m.constant(0.5))),
+    *(Entry(n.lower(), _one(n)) for n in ("Sin", "Cos", "Erf", "Floor", "Ceil", "Round", "Sign")),
+    *(Entry(n.lower(), lambda m, x, n=n: m.node(n, _away(m, x))) for n in (
+        "Log", "Sqrt", "Reciprocal")),
+    Entry("one over x", lambda m, x: m.node("Div", m.constant(2.5), _away(m, x))),
+    Entry("quotient", lambda m, x: m.node("Div", x, _away(m, x))),
+    Entry("quotient of other shapes", lambda m, x: m.node("Div", x, _away(m, m.node(
+        "ReduceSum", x, m.constant([1]))))),
     Entry("max pool", _pooled("MaxPool", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 1, 0, 0])),
     Entry("max pool ceil", _pooled("MaxPool", kernel_shape=[2, 2], strides=[3, 2], ceil_mode=1)),
     Entry("max pool dilated", _pooled("MaxPool", kernel_shape=[2, 2], dilations=[2, 3])),
@@ -355,38 +445,26 @@ WIDER = [
         "Mul", x, m.constant(0.3)), m.node("Add", m.node("Abs", x), m.constant(1.0)))),
 ]  # fmt: skip
 
-READ = [*LINEAR, *MOVES, *NONLINEAR, *SPELT, *CONSTANTS, *OLD]
+READ = [*LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *CONSTANTS, *OLD]
 
 # What both the checker and the importer refuse.
 REFUSED = [
-    Entry("softmax", _one("Softmax")),
-    Entry("product", lambda m, x: m.node("Mul", x, m.node("Relu", x))),
-    Entry("matrix product", lambda m, x: m.node("MatMul", x, m.node("Transpose", x, perm=[1, 0])),
-          (1, 3)),
-    Entry("one over x", lambda m, x: m.node("Div", m.constant(1.0), x)),
+    Entry("hardmax", _one("Hardmax")),
+    Entry("resize by a half", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 1.5, 1.0]))),
+    Entry("resize, linear", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 2.0, 2.0]), mode="linear")),
+    Entry("mean of layer normalization", lambda m, x: m.node("Add", *m.node(
+        "LayerNormalization", x, m.weights(6), outputs=2))),
     Entry("by zero", _one("Div", 0.0)),
-    Entry("erf alone", lambda m, x: m.node("Relu", m.node("Erf", x))),
-    Entry("erf once more", lambda m, x: (lambda e: m.node("Add", e, m.node(
-        "Mul", x, _plus_one(m, e))))(_erf(m, x))),
-    Entry("cube alone", _one("Pow", 3.0)),
-    Entry("logarithm alone", lambda m, x: m.node("Log", _plus_one(m, m.node("Abs", x)))),
-    Entry("logarithm of another", lambda m, x: m.node("Log", m.node(
-        "Add", m.node("Exp", x), m.constant(2.0)))),
-    Entry("gate of another", lambda m, x: m.node("Mul", x, m.node("Sigmoid", m.node(
-        "Add", x, m.constant(1e-6))))),
-    Entry("gelu, nearly", _times_x(lambda m, x: m.node("Add", _erf(m, x), m.constant(1.000001)))),
-    Entry("gelu by tanh, nearly", _times_x(lambda m, x: _plus_one(m, m.node("Tanh", m.node(
-        "Mul", m.node("Add", x, m.node("Mul", m.constant(0.0448), m.node(
-            "Pow", x, m.constant(3.0)))), m.constant(np.sqrt(2 / np.pi))))))),
-    Entry("hard swish, nearly", _times_x(lambda m, x: m.node(
-        "HardSigmoid", x, alpha=1 / 6, beta=0.5000001))),
-    Entry("hard swish by clip, nearly", _times_x(lambda m, x: m.node("Clip", m.node(
-        "Add", x, m.constant(3.000001)), m.constant(0.0), m.constant(6.0)))),
-    Entry("softsign, nearly", lambda m, x: m.node("Div", x, m.node(
-        "Add", m.node("Abs", x), m.constant(1.000001)))),
+    Entry("pow 13", _one("Pow", 13.0)),
+    Entry("pow 1.5", _one("Pow", 1.5)),
+    Entry("pow 0", _one("Pow", 0.0)),
+    Entry("pow of several", _one("Pow", [1.0, 2.0, 3.0, 1.0, 2.0, 3.0])),
+    Entry("exponents that vary", lambda m, x: m.node("Pow", m.constant(2.0), x)),
+    Entry("product of no shapes", lambda m, x: m.node("MatMul", x, x)),
     Entry("unknown attribute", _one("Relu", wrong=1)),
     Entry("not a number", _one("Add", [np.nan])),
-    Entry("sign", _one("Sign")),
     Entry("left out", lambda m, x: m.node("Sum", x, "", x)),
     Entry("training", lambda m, x: m.node(
         "Dropout", x, m.constant(0.5), m.node("Cast", m.constant(1), to=9))),

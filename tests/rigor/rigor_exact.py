@@ -54,11 +54,17 @@ def clip(polygon: list, normal, level) -> list:
 
 def pieces(layers, low, high):
     """(polygon, outputs as affine functions (a, b, c) of the inputs) for all linear pieces."""
+    for polygon, outputs, _ in traced(layers, low, high):
+        yield polygon, outputs
+
+
+def traced(layers, low, high):
+    """The same with the arguments of all relu, one layer after the other, as affine functions."""
     (x, y), (u, v) = low, high
     one, zero = fmpq(1), fmpq(0)
-    stack = [([(x, y), (u, y), (u, v), (x, v)], 0, [(one, zero, zero), (zero, one, zero)])]
+    stack = [([(x, y), (u, y), (u, v), (x, v)], 0, [(one, zero, zero), (zero, one, zero)], [])]
     while stack:
-        polygon, number, values = stack.pop()
+        polygon, number, values, hidden = stack.pop()
         matrix, bias = layers[number]
         made = [
             tuple(
@@ -68,7 +74,7 @@ def pieces(layers, low, high):
             for row, b in zip(matrix, bias, strict=True)
         ]
         if number == len(layers) - 1:
-            yield polygon, made
+            yield polygon, made, hidden
             continue
         parts = [(polygon, [])]
         for a, b, c in made:
@@ -82,7 +88,7 @@ def pieces(layers, low, high):
                     below = clip(part, (a, b), -c) if max(ends) > 0 else part
                     divided.append((below, [*done, (zero, zero, zero)]))
             parts = divided
-        stack += [(part, number + 1, done) for part, done in parts]
+        stack += [(part, number + 1, done, hidden + made) for part, done in parts]
 
 
 def least(made, row) -> fmpq:

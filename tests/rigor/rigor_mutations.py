@@ -1,11 +1,13 @@
 """Mutations of certificates, models and properties, and a count of what the checker says of them.
 
     python tests/rigor/rigor_mutations.py mutations --count 1000 --out RESULT.json
+    python tests/rigor/rigor_mutations.py trees --count 5000 --out RESULT.json
     python tests/rigor/rigor_mutations.py fuzz --count 100000 --out RESULT.json
 
 Mutations: one change, such as a forger would try; hashes follow changed files in half of the cases.
 A change is harmless if the property still holds for the model, which an exact computation in
-rational numbers says (`rigor_exact`). Fuzzing: files that are broken in any way. The checker must
+rational numbers says (`rigor_exact`). Trees: the same for certificates that split neurons
+(`rigor_tree_mutations`). Fuzzing: files that are broken in any way. The checker must
 answer, in little time and memory, and never accept what is false.
 """
 
@@ -27,6 +29,8 @@ import numpy as np
 import onnx
 import rigor_exact
 import rigor_models as models
+import rigor_tree_mutations as trees
+import rigor_trees
 from onnx import numpy_helper
 
 from stagecert import ProblemError
@@ -198,7 +202,7 @@ def _header(random, base, header, arrays):
     elif how == 7:
         header[f"key{random.integers(10)}"] = 1
     else:
-        header["version"] = int(random.choice([0, 2, -1, 10**9]))
+        header["version"] = int(random.choice([0, 2, 3, -1, 10**9]))
 
 
 def _weights(random, base, header, arrays):
@@ -275,6 +279,23 @@ def run_mutations(count: int, seed: int, folder: Path) -> dict[str, collections.
     return tally
 
 
+def _tree_bases(folder: Path) -> list[trees.Base]:
+    (folder / "made").mkdir()
+    made, kinds = rigor_trees.proven(folder / "made"), (False, True)
+    return [trees.Base(folder, made, holds, slopes) for holds in kinds for slopes in kinds]
+
+
+def run_trees(count: int, seed: int, folder: Path) -> dict[str, collections.Counter]:
+    """The same for certificates whose trees split neurons."""
+    random, bases = np.random.default_rng(seed), _tree_bases(folder)
+    tally: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    for number in range(count):
+        base = bases[number % len(bases)]
+        kind, certificate = trees.mutated(random, base)
+        tally[kind][base.verdict(certificate)] += 1
+    return tally
+
+
 # -- fuzzing ---------------------------------------------------------------------------------------
 
 _ODD = [
@@ -307,7 +328,7 @@ def _odd_npy(random) -> bytes:
     return b"\x93NUMPY" + version + length + raw + bytes(int(random.choice([0, 24, 48, 1000])))
 
 
-def fuzzed(random: np.random.Generator, base: Base) -> bytes:
+def fuzzed(random: np.random.Generator, base: Base | trees.Base) -> bytes:
     """A certificate that is broken in some way."""
     how = int(random.integers(8))
     data = base.certificate
@@ -385,15 +406,19 @@ def run_fuzz(count: int, seed: int, folder: Path, say=lambda _: None) -> dict:
     """What became of so many files; the longest time and the most memory that one took."""
     random = np.random.default_rng(seed)
     bases = [Base(folder, with_slopes) for with_slopes in (False, True)]
+    bases += [base for base in _tree_bases(folder) if base.holds]
     tally: collections.Counter = collections.Counter()
     longest, before = 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(BaseException("hangs")))
     for number in range(count):
-        base = bases[number % 2]
+        base = bases[number % len(bases)]
         data = fuzzed(random, base)
         begin = time.process_time()
         signal.alarm(60)
-        tally[verdict(base, base.model, base.text, data)] += 1
+        if isinstance(base, Base):
+            tally[verdict(base, base.model, base.text, data)] += 1
+        else:
+            tally[base.verdict(data)] += 1
         signal.alarm(0)
         longest = max(longest, time.process_time() - begin)
         if number % 1000 == 999:
@@ -409,7 +434,7 @@ def run_fuzz(count: int, seed: int, folder: Path, say=lambda _: None) -> dict:
 def main() -> None:
     """Runs mutations or fuzzing and writes the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("mutations", "fuzz"))
+    parser.add_argument("what", choices=("mutations", "trees", "fuzz"))
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -417,8 +442,9 @@ def main() -> None:
     held = {"count": options.count, "seed": options.seed,
             "date": datetime.date.today().isoformat()}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        if options.what == "mutations":
-            found = run_mutations(options.count, options.seed, Path(folder))
+        if options.what != "fuzz":
+            run = run_mutations if options.what == "mutations" else run_trees
+            found = run(options.count, options.seed, Path(folder))
             total: collections.Counter = sum(found.values(), collections.Counter())
             held |= {"answers": dict(total), "kinds": {k: dict(v) for k, v in found.items()}}
         else:

@@ -43,6 +43,9 @@ KINDS = {
     ("gelu_tanh",): lambda x: x * _sigmoid(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3)),
     ("silu",): lambda x: x * _sigmoid(x),
     ("mish",): lambda x: x * np.tanh(np.logaddexp(x, 0)),
+    ("erf",): scipy.special.erf,
+    ("power", ("exponent", 3.0)): lambda x: x**3,
+    ("power", ("exponent", 4.0)): lambda x: x**4,
 }
 
 
@@ -224,6 +227,8 @@ BALLS = {
     ),
     "silu": lambda x: x / (1 + (-x).exp()),
     "mish": lambda x: x * x.exp().log1p().tanh(),
+    "erf": arb.erf,
+    "power": lambda x, exponent: x ** int(exponent),
 }
 ODD = {  # for which tables are not good everywhere
     ("celu", ("alpha", 1e-4)): lambda x: np.where(x > 0, x, 1e-4 * np.expm1(x / 1e-4)),

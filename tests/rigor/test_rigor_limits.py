@@ -15,7 +15,7 @@ import rigor_models as models
 
 from stagecert import ProblemError
 from stagecert_check import certificate as format_
-from stagecert_check import check, checker, graph, properties
+from stagecert_check import check, checker, graph, objectives, properties
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker, Task
@@ -330,13 +330,13 @@ def test_a_remembered_bound_that_refutes_nothing_refutes_nothing(small):
 
 def test_memory_is_bounded(small, monkeypatch):
     monkeypatch.setattr(checker, "_MOST_REMEMBERED", 10)
-    monkeypatch.setattr(checker, "_MOST_OBJECTIVES", 10)
+    monkeypatch.setattr(objectives, "_MOST_OBJECTIVES", 10)
     multipliers = 1 + np.random.default_rng(0).uniform(size=(40, 1))
     small.write(_tree(40), multipliers=multipliers)
     made = small.checker()
     assert made.accepts(Certificate(small.paths[2])).accepted
     assert len(made._remembered) == 10
-    assert len(made._objectives) == 10
+    assert len(made.objectives._held) == 10
 
 
 def test_leaves_come_in_windows(small, monkeypatch):

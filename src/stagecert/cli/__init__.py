@@ -4,6 +4,7 @@ The modules of the commands import little; what a command works with is imported
 help and completion are there at once.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -54,5 +55,8 @@ def _root(
 
 def main() -> None:
     """Entry point of the program `stagecert`."""
+    # Before NumPy is loaded. The checker's products are many and small: where other programs keep
+    # the cores busy, its threads wait for one another, and take up to sixty times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # By whatever way it was started: completion is set up for this name.
     app(with_address(sys.argv[1:]), prog_name="stagecert")

@@ -9,7 +9,9 @@ from stagecert_check import command
 
 
 def check(
-    model: Annotated[Path, typer.Argument(help="An ONNX file, .onnx or .onnx.gz.")],
+    model: Annotated[
+        Path, typer.Argument(help="An ONNX file, .onnx or .onnx.gz, or several, as for verify.")
+    ],
     property: Annotated[Path, typer.Argument(help="A VNN-LIB file, plain or gzipped.")],
     certificate: Annotated[Path, typer.Argument(help="The certificate.")],
     exact: Annotated[

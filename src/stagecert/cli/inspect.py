@@ -46,7 +46,8 @@ def _print(title: str, found) -> None:
     table.add_column("name", overflow="fold")
     table.add_column("output", no_wrap=True)
     table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("role", no_wrap=True)
+    table.add_column("role", overflow="fold")
+    table.add_column("relaxed", no_wrap=True)
     table.add_column("supported", overflow="fold")
     for row in found.rows:
         table.add_row(
@@ -56,6 +57,7 @@ def _print(title: str, found) -> None:
             ", ".join(map(_shape, row.shapes)),
             f"{row.parameters:,}",
             row.role,
+            row.relaxation or "",
             _supported(row),
         )
     for what, values in (("input", found.inputs), ("output", found.outputs)):
@@ -63,8 +65,8 @@ def _print(title: str, found) -> None:
             console.print(f"{what} {_plain(name)}: {_shape(shape)}", highlight=False)
     console.print(table)
     console.print(
-        f"{found.parameters:,} parameters, {found.neurons:,} neurons (entries of activations and "
-        f"maxima), {len(found.refused)} unsupported nodes",
+        f"{found.parameters:,} parameters, {found.neurons:,} neurons (entries of activations, "
+        f"maxima and products), {len(found.refused)} unsupported nodes",
         highlight=False,
     )
 

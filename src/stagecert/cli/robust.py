@@ -1,7 +1,6 @@
 """`stagecert robust`: how robust a classifier is on a data set, image by image."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -72,15 +71,14 @@ def robust(
     running = Running("images", "status", ("certified", "attacked"), quiet)
     Watcher(None, running).start()
     with running.failures("--batch or --memory"):
-        from stagecert.compiling import use_compilation_cache
+        from stagecert.compiling import keep_programs
         from stagecert.robust import Robustness
         from stagecert.robust.data import load
         from stagecert.robust.report import folder_of, report_of_radii, report_of_robust
         from stagecert.sweeps import Store
         from stagecert.sweeps.tables import check_format
 
-        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-            use_compilation_cache()
+        keep_programs()
         check_format(format)
         engine = engine_of(workers, ray)
         arrays = load(data, images, labels)

@@ -22,7 +22,12 @@ LONGEST = 24
 
 
 def verify(
-    model: Annotated[Path, typer.Argument(help="An ONNX file, .onnx or .onnx.gz.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="An ONNX file, .onnx or .onnx.gz, or \"[('f', 'f.onnx'), ('g', 'g.onnx')]\"."
+        ),
+    ],
     property: Annotated[Path, typer.Argument(help="A VNN-LIB file, .vnnlib or .vnnlib.gz.")],
     timeout: Annotated[
         float | None, typer.Option(help="Seconds, the program's start included; none by default.")
@@ -240,12 +245,10 @@ def set_up_jax() -> None:
     """Single precision by default, and compiled functions kept between runs."""
     import jax
 
+    from stagecert.compiling import keep_programs
+
     jax.config.update("jax_enable_x64", False)
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "stagecert" / "jax"))
-    # There are many small programs, one for each kind of layer.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    keep_programs()
 
 
 def _written(path: Path, certificate: bytes) -> Path | None:

@@ -1,7 +1,8 @@
 """The lower bound of a certificate in interval arithmetic: a proof for convex problems.
 
-The formula is that of `stagecert.certificate`, stage by stage from the last to the first, with two
-differences that real arithmetic asks for.
+The formula is that of `stagecert.certificate`: the objective, the side constraints with their
+multipliers, and then stage by stage from the last to the first, with two differences that real
+arithmetic asks for.
 
 - A block without a box and without curvature needs a tangent that does not slope in it at all, and
   rounded multipliers only nearly achieve that. Any multipliers give a bound, so those that do are
@@ -47,6 +48,7 @@ def rigorous_bound(problem: Problem, certificate: Any) -> float:
     held = (problem, certificate.inputs, certificate.blocks, certificate.slopes)
     leaves, structure = jax.tree.flatten(held)
     leaves = [_plain(leaf) for leaf in leaves]
+    sides = jax.tree.map(_not_negative, certificate.sides)
     key = tuple(
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf
         for leaf in leaves
@@ -55,9 +57,15 @@ def rigorous_bound(problem: Problem, certificate: Any) -> float:
         functions = _functions(structure, key)
         problem, inputs, blocks, slopes = jax.tree.unflatten(structure, leaves)
         multipliers = tuple(np.asarray(y, np.float64) for y in certificate.multipliers)
-        formula = _Formula(functions, (problem, inputs, blocks, slopes), multipliers, leaves)
-        low = float(formula.bound().low)
+        formula = _Formula(functions, (problem, inputs, blocks, slopes), multipliers, leaves, sides)
+        low = float(formula.bound(certificate.feasibility).low)
     return low if math.isfinite(low) else -math.inf
+
+
+def _not_negative(multipliers) -> np.ndarray:
+    """Multipliers of side constraints; what is no number >= 0 counts as zero."""
+    array = np.asarray(multipliers, np.float64)
+    return np.where(np.isfinite(array) & (array > 0), array, 0.0)
 
 
 def refuse(problem: Problem, certificate: Any) -> None:
@@ -109,10 +117,11 @@ def _functions(structure, key) -> "_Functions":
 
 
 class _Functions:
-    """The jaxprs of an objective and of the stages, all with their derivatives."""
+    """The jaxprs of an objective, side constraints and stages, all with their derivatives."""
 
-    def __init__(self, objective, stages, depends):
-        self.objective, self.stages, self.depends = objective, stages, depends
+    def __init__(self, objective, constraints, stages, depends):
+        self.objective, self.constraints = objective, constraints
+        self.stages, self.depends = stages, depends
 
 
 @lru_cache(maxsize=64)
@@ -128,6 +137,12 @@ def _traced(structure, key) -> _Functions:
     problem, _, blocks, _ = jax.tree.unflatten(structure, key)
     objective = jax.make_jaxpr(lambda *a: _objective(filled(a)))(*arrays)
     refuse_unknown(objective.jaxpr, "The objective")
+    constraints = []
+    for k in range(len(problem.constraints)):
+        values = jax.eval_shape(lambda *a, k=k: _values(filled(a), k), *arrays)
+        closed = jax.make_jaxpr(lambda l, *a, k=k: _constraint(filled(a), k, l))(values, *arrays)
+        refuse_unknown(closed.jaxpr, problem.constraint_name(k))
+        constraints.append(closed)
     stages, depends = [], []
     for i in range(len(problem.stages)):
         closed = jax.make_jaxpr(lambda up, down, *a, i=i: _stage(filled(a), i, up, down))(
@@ -140,7 +155,7 @@ def _traced(structure, key) -> _Functions:
         )
         own = alone.jaxpr.invars[0]
         depends.append(any(v is own for equation in alone.jaxpr.eqns for v in equation.invars))
-    return _Functions(objective, stages, depends)
+    return _Functions(objective, constraints, stages, depends)
 
 
 def _objective(held):
@@ -153,6 +168,23 @@ def _objective(held):
 
     found, of_all = jax.value_and_grad(value, argnums=(0, 1, 2))(inputs, blocks, jnp.ones(()))
     return found, *of_all
+
+
+def _values(held, index):
+    problem, inputs, blocks, _ = held
+    return problem.constraints[index](inputs, blocks)
+
+
+def _constraint(held, index, multipliers):
+    """The values of a side constraint, and the slopes of multipliers . values."""
+    problem, inputs, blocks, slopes = held
+
+    def values(inputs, blocks, share):
+        treatment, data = pieces.given_slopes(share), slopes[2][index]
+        return problem.constraints[index].evaluate(inputs, blocks, treatment, data)[0]
+
+    found, pull = jax.vjp(values, inputs, blocks, jnp.ones(()))
+    return found, *pull(multipliers)
 
 
 def _stage(held, index, up, down):
@@ -178,19 +210,34 @@ def _own_bounds(held, index, block):
 
 
 class _Formula:
-    def __init__(self, functions, held, multipliers, leaves):
+    def __init__(self, functions, held, multipliers, leaves, sides):
         self.functions, self.held, self.multipliers = functions, held, multipliers
+        self.sides = sides
         self.problem, self.inputs, self.blocks, _ = held
         self.points = [constant(x) for x in leaves if isinstance(x, np.ndarray)]
         self.shape_of_inputs = jax.tree.structure(self.inputs)
 
-    def bound(self) -> Interval:
-        """An interval whose lower end is the bound."""
-        value, *slopes, slack = self._run(self.functions.objective, [])
+    def bound(self, feasibility: bool) -> Interval:
+        """An interval whose lower end is the bound; for `feasibility`, without the objective."""
         count = self.shape_of_inputs.num_leaves
+        if feasibility:
+            total, curved = constant(0.0), 0.0
+            leaves = [*jax.tree.leaves(self.inputs), *self.blocks]
+            slopes = [constant(np.zeros(np.shape(x))) for x in leaves]
+        else:
+            value, *slopes, slack = self._run(self.functions.objective, [])
+            curved, slack = self._curved(value, slack)
+            total = iv.subtract(value, slack)
+        for closed, held in zip(
+            self.functions.constraints, self.sides.constraints or (), strict=False
+        ):
+            if not np.any(held):
+                continue
+            held = constant(held)
+            values, *more, slack = self._run(closed, [held])
+            total = iv.subtract(iv.add(total, iv.total(iv.multiply(held, values))), slack)
+            slopes = list(map(_add, slopes, more))
         of_inputs, of_blocks = slopes[:count], slopes[count:]
-        curved, slack = self._curved(value, slack)
-        total = iv.subtract(value, slack)
         for i in reversed(range(len(self.blocks))):
             found = self._stage_term(i, of_blocks[i], curved)
             if found is None:
@@ -217,7 +264,7 @@ class _Formula:
 
     def _inputs_term(self, slope, curved: float) -> Interval:
         curvature = self.problem.objective.curvature_inputs
-        if curvature is None:
+        if curvature is None or curved == 0:
             return least_linear(self.problem.inputs, slope, self.inputs)
         shapes = jax.tree.map(lambda g: g.low, slope, is_leaf=is_interval)
         curvature = jax.tree.map(
@@ -229,7 +276,7 @@ class _Formula:
 
     def _block_curvature(self, i: int, curved: float) -> np.ndarray:
         declared = self.problem.objective.curvature_blocks
-        c = 0.0 if declared is None else declared[i]
+        c = 0.0 if declared is None or curved == 0 else declared[i]
         return _lowered(np.broadcast_to(np.asarray(c, np.float64), self.blocks[i].shape), curved)
 
     def _stage_term(self, i: int, given: Interval, curved: float):
@@ -243,7 +290,7 @@ class _Formula:
         count = self.shape_of_inputs.num_leaves
         of_inputs, of_earlier, own = slopes[:count], slopes[count:-1], slopes[-1]
         z = constant(self.blocks[i])
-        up, down = _parts(y)
+        up, down = self._parts(i, y)
         active = iv.subtract(
             iv.multiply(up, iv.subtract(lower, z)), iv.multiply(down, iv.subtract(upper, z))
         )
@@ -265,13 +312,22 @@ class _Formula:
         twice = constant(np.where(free, -1.0, -2 * curvature))
         return iv.total(iv.divide(iv.square(slope), twice))
 
+    def _parts(self, i: int, y: Interval) -> tuple[Interval, Interval]:
+        """The multipliers of the lower and of the upper bound: max(y, 0), max(-y, 0), and order."""
+        zero = constant(0.0)
+        up, down = iv.maximum(y, zero), iv.maximum(iv.negative(y), zero)
+        if not self.sides.order or not np.any(self.sides.order[i]):
+            return up, down
+        order = constant(np.broadcast_to(self.sides.order[i], y.shape))
+        return iv.add(up, order), iv.add(down, order)
+
     def _multipliers(self, i: int, given: Interval, free: np.ndarray):
         """(multipliers, the stage's bounds and slopes for them); None if there is no enclosure."""
         stored = constant(self.multipliers[i])
         closed = self.functions.stages[i]
 
         def run(y):
-            return self._run(closed, list(_parts(y)))
+            return self._run(closed, list(self._parts(i, y)))
 
         if not np.any(free) or not self.functions.depends[i]:
             y = iv.select(constant(free), stored, given)
@@ -295,12 +351,6 @@ class _Formula:
 
 def _lowered(curvature: np.ndarray, share: float) -> np.ndarray:
     return curvature if share == 1 else np.maximum(iv.down(curvature * share), 0)
-
-
-def _parts(y: Interval) -> tuple[Interval, Interval]:
-    """(max(y, 0), max(-y, 0))."""
-    zero = constant(0.0)
-    return iv.maximum(y, zero), iv.maximum(iv.negative(y), zero)
 
 
 def _add(x: Interval, y: Interval) -> Interval:

@@ -28,6 +28,7 @@ from stagecert.networks.intermediate import Intermediate, enclose
 from stagecert.networks.kinked import ReluWedge
 from stagecert.networks.maxima import MaxWedge
 from stagecert.networks.operations import Activation
+from stagecert.networks.products import ProductWedge
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Layer, Segment, Split, split
 from stagecert.networks.wedges import HullWedge
@@ -98,7 +99,8 @@ def to_cvxpy(problem: Problem) -> Exported:
     cannot be exported. What was written down is compared with the original at a few random points.
 
     Raises:
-        ProblemError: names the stage (or the objective, or the set) that cannot be exported.
+        ProblemError: names the stage (or the constraint, the objective, the set) that cannot be
+            exported.
 
     >>> import stagecert as sc
     >>> problem = sc.Problem(
@@ -144,6 +146,17 @@ def _export(problem: Problem) -> Exported:
         constraints += _between(name, lower, upper, sides, z)
         checks.append((f"{name}: lower", sides[0], lambda done, k=index: done.lower[k]))
         checks.append((f"{name}: upper", sides[1], lambda done, k=index: done.upper[k]))
+    for index, constraint in enumerate(problem.constraints):
+        name = problem.constraint_name(index)
+        (found,) = translator.function(constraint, (inputs, blocks))
+        side = translator.expression(found, name)
+        if not side.is_convex():
+            raise ProblemError(
+                f"{name} has no form that CVXPY recognises as convex. It must follow the rules of "
+                f"disciplined convex programming; CVXPY sees {side.curvature.lower()}."
+            )
+        constraints.append(side <= 0)
+        checks.append((name, side, lambda done, k=index: done.sides.constraints[k]))
     (value,) = translator.function(problem.objective, (inputs, blocks))
     cost: Any = cp.sum(translator.expression(value, "The objective"))
     if not cost.is_convex():
@@ -298,7 +311,7 @@ def networks_to_cvxpy(
             intervals have a batch axis of length one.
 
     Activations can be exported if the two sides of their hull can: relu, leaky relu, prelu, abs,
-    clip, hard sigmoid, maxima and max pooling (lines), softplus, exp and square (curves with a
+    clip, hard sigmoid, steps, maxima, products (lines), softplus, exp and square (curves with a
     chord). Affine layers, convolutions too, become sparse matrices; what enters an activation is a
     variable of its own, which keeps them sparse.
 
@@ -394,10 +407,14 @@ _CURVES: dict[str, Callable] = {"softplus": cp.logistic, "exp": cp.exp, "square"
 
 def _hull(layer: Layer, name: str, low, high, a: cp.Variable, z: cp.Variable) -> list:
     """Constraints that put (argument, block) into the activation's hull."""
-    kind = layer.operation.kind if isinstance(layer.operation, Activation) else "max"
+    kind = layer.operation.kind if isinstance(layer.operation, Activation) else "a joint operation"
     wedge = layer.wedge(low, high)
     if isinstance(wedge, MaxWedge):
         return _max_hull(wedge, a, z)
+    if isinstance(wedge, ProductWedge):
+        below = _planes(wedge.low_slopes, wedge.low_offsets, a, z)
+        above = _planes(wedge.high_slopes, wedge.high_offsets, a, z)
+        return [*(plane <= z for plane in below), *(z <= plane for plane in above)]
     if isinstance(wedge, ReluWedge):
         offsets, slopes = jax.jvp(wedge.upper, (jnp.zeros_like(low),), (jnp.ones_like(low),))
         zero, one = jnp.zeros_like(low), jnp.ones_like(low)
@@ -456,12 +473,17 @@ def _max_hull(wedge: MaxWedge, a: cp.Variable, z: cp.Variable) -> list:
         pick = np.arange(z.size) * entries + k
         line = cp.multiply(slopes[..., k].ravel(), a[pick]) + offsets[..., k].ravel()
         constraints.append(line <= z)
-    above, levels = np.asarray(wedge.slopes_, float), np.asarray(wedge.offsets, float)
-    for k in range(levels.shape[-1]):
-        weights = above[..., k, :].reshape(z.size, entries)
-        rows = np.repeat(np.arange(z.size), entries)
-        matrix = sparse.csr_array(
-            (weights.ravel(), (rows, np.arange(a.size))), shape=(z.size, a.size)
-        )
-        constraints.append(z <= matrix @ a + levels[..., k].ravel())
-    return constraints
+    return [*constraints, *(z <= plane for plane in _planes(wedge.slopes_, wedge.offsets, a, z))]
+
+
+def _planes(slopes, offsets, a: cp.Variable, z: cp.Variable) -> list:
+    """Affine functions of the entries that belong to each entry of z: (..., planes, entries)."""
+    slopes, offsets = np.asarray(slopes, float), np.asarray(offsets, float)
+    entries = slopes.shape[-1]
+    rows = np.repeat(np.arange(z.size), entries)
+    planes = []
+    for k in range(offsets.shape[-1]):
+        weights = slopes[..., k, :].ravel()
+        matrix = sparse.csr_array((weights, (rows, np.arange(a.size))), shape=(z.size, a.size))
+        planes.append(matrix @ a + offsets[..., k].ravel())
+    return planes

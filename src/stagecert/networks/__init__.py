@@ -1,5 +1,6 @@
 """Neural networks: read them, and bound linear functions of their outputs with a certificate."""
 
+from stagecert.compiling import keep_programs
 from stagecert.networks.bounds import Bounds, bound, margins
 from stagecert.networks.graph import Network
 from stagecert.networks.intermediate import Intermediate
@@ -17,6 +18,9 @@ __all__ = [
     "register",
     "register_relaxation",
 ]
+
+# Before anything is compiled: JAX looks for its cache once.
+keep_programs()
 
 
 def load(source, *, batched=None) -> Network:

@@ -4,6 +4,7 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks.broken import BrokenLine, RevertingSoftplus
+from stagecert.networks.domains import DOMAINS
 from stagecert.networks.kinked import Abs, Clip, HardSigmoid, LeakyRelu, PRelu, Relu
 from stagecert.networks.smooth import (
     MINIMA,
@@ -12,11 +13,13 @@ from stagecert.networks.smooth import (
     ROOMS,
     Exponential,
     HardSwish,
+    Power,
     Smooth,
     celu_numbers,
     elu_numbers,
     selu_numbers,
 )
+from stagecert.networks.steps import STEPS
 from stagecert.networks.wedges import AbstractActivation
 
 REGISTERED: dict[str, AbstractActivation] = {
@@ -32,6 +35,9 @@ REGISTERED: dict[str, AbstractActivation] = {
     "elu": Exponential(elu_numbers),
     "selu": Exponential(selu_numbers),
     "celu": Exponential(celu_numbers),
+    "power": Power(),
+    **DOMAINS,
+    **STEPS,
     **{
         kind: Smooth(
             profile, MINIMA.get(kind), RANGES.get(kind, (-np.inf, np.inf)), ROOMS.get(kind, 0)

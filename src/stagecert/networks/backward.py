@@ -115,15 +115,15 @@ def segment_span(segment: Segment, input_magnitudes: tuple, block_magnitudes: tu
     return Span(values[segment.output] * (1 + 1e-6), total * (1 + 1e-6))
 
 
-def _terms(segment: Segment, shapes: list, size: int, consumers: int) -> int:
+def roundings(segment: Segment, shapes: list, consumers: int) -> int:
     """How many roundings stand between a segment's cotangent and those of what it reads.
 
     Those of its constant part, which is computed forwards, are counted too, and those of weights
-    that were rounded before (`loose`).
+    that were rounded before (`loose`). `shapes` are those of what the segment reads.
     """
-    total = size + consumers + 16
-    shapes = [*shapes, *(node.shape for node in segment.nodes)]
-    for node in segment.nodes:
+    shapes = [*shapes, *segment.node_shapes(shapes)]
+    total = math.prod(shapes[segment.output]) + consumers + 16
+    for node, shape in zip(segment.nodes, shapes[-len(segment.nodes) :], strict=False):
         read = [shapes[k] for k in node.arguments]
         if isinstance(node.operation, Linear):
             # What a node reads several times gets several cotangents from it.
@@ -132,9 +132,85 @@ def _terms(segment: Segment, shapes: list, size: int, consumers: int) -> int:
             total += node.operation.terms(node.weights, *read)
         else:  # a shift, which may repeat its argument
             assert isinstance(node.operation, Shift)
-            total += math.prod(node.shape) // max(math.prod(read[0]), 1) + 1
+            total += math.prod(shape) // max(math.prod(read[0]), 1) + 1
             total += node.operation.loose
     return total
+
+
+class Sums(eqx.Module):
+    """What a pass back has added up so far for a row.
+
+    total: the bound's constant part, as computed.
+    slip: a bound on the errors of all roundings on the way.
+    size: the absolute values of all terms of `total`.
+    """
+
+    total: Any
+    slip: Any
+    size: Any
+
+    @staticmethod
+    def none(shape: tuple[int, ...], dtype) -> "Sums":
+        """Nothing yet."""
+        zero = jnp.zeros(shape, dtype)
+        return Sums(zero, zero, zero)
+
+
+def crossed(sums: Sums, line: Lines, g, entries: int):
+    """A block's cotangent through its activation's lines: the argument's cotangent.
+
+    `entries` is how many entries the block has; those that are not in `g` are zero.
+    """
+    eps, tiny = jnp.finfo(g.dtype).eps, jnp.finfo(g.dtype).tiny
+    up, down = jnp.maximum(g, 0), jnp.maximum(-g, 0)
+    absolute = jnp.sum(up * jnp.abs(line.low_offset) + down * jnp.abs(line.high_offset))
+    sums = Sums(
+        sums.total + jnp.sum(up * line.low_offset - down * line.high_offset),
+        sums.slip + (entries + 8) * (eps * absolute + 4 * tiny),
+        sums.size + absolute,
+    )
+    if line.low_slope.ndim > g.ndim:
+        up, down = up[..., None], down[..., None]
+    return sums, up * line.low_slope - down * line.high_slope
+
+
+def pulled(sums: Sums, cotangent, constant, span: Span, terms: int) -> Sums:
+    """With the constant part of a segment, and the charge for its way back.
+
+    `terms` is that of `roundings`.
+    """
+    eps, tiny = jnp.finfo(cotangent.dtype).eps, jnp.finfo(cotangent.dtype).tiny
+    reach = jnp.sum(jnp.abs(cotangent) * span.magnitude)
+    return Sums(
+        sums.total + jnp.sum(cotangent * constant),
+        sums.slip + terms * (eps * reach + 4 * tiny * (1 + span.total)),
+        sums.size + reach,
+    )
+
+
+class End(eqx.Module):
+    """A row's bound, without the charge for rounding too, and where it is attained."""
+
+    bound: Any
+    uncharged: Any
+    minimiser: Any
+
+
+def finished(sums: Sums, inputs: AbstractSet, gradient, entries: int, consumers: int) -> End:
+    """The bound, from what has arrived at the inputs, which have so many entries."""
+    eps, tiny = jnp.finfo(sums.total.dtype).eps, jnp.finfo(sums.total.dtype).tiny
+    minimiser = inputs.minimise_linear(gradient)
+    term = inputs.linear_minimum(gradient)
+    sizes = jax.tree.map(
+        lambda g, x, c: jnp.sum(jnp.abs(g) * (jnp.abs(x) + jnp.abs(c))),
+        gradient, minimiser, inputs.centre(),
+    )  # fmt: skip
+    size = jax.tree.reduce(jnp.add, sizes) + jnp.abs(term)
+    slip = sums.slip + (entries + 8) * (eps * size + 4 * tiny)
+    slip = slip + 4 * (consumers + 4) * eps * (sums.size + size)
+    uncharged = sums.total + term
+    bound = uncharged - slip * (1 + 1e-6)
+    return End(jnp.where(jnp.isnan(bound), -jnp.inf, bound), uncharged, minimiser)
 
 
 def dual_bound(
@@ -154,59 +230,29 @@ def dual_bound(
         row: its coefficients, of the shape of `last`'s output.
     """
     dtype = row.dtype
-    eps, tiny = jnp.finfo(dtype).eps, jnp.finfo(dtype).tiny
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), jax.eval_shape(inputs.centre))
     nothing = tuple(jnp.zeros(layer.shape, dtype) for layer in layers)
     of_inputs, of_blocks = zeros, list(nothing)
     consumers = len(layers) + 1
-    total, slip, size = jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.zeros((), dtype)
 
-    def pull(segment: Segment, span: Span, cotangent):
-        nonlocal of_inputs, total, slip, size
+    def pull(segment: Segment, span: Span, cotangent, sums: Sums) -> Sums:
+        nonlocal of_inputs
         # The segment at zero is its constant part; its transpose is what goes back.
         constant, back = jax.vjp(lambda i, b: segment(i, b), zeros, nothing)
         to_inputs, to_blocks = back(cotangent)
         of_inputs = jax.tree.map(jnp.add, of_inputs, to_inputs)
         for k in {k for is_input, k in segment.sources if not is_input}:
             of_blocks[k] = of_blocks[k] + to_blocks[k]
-        reach = jnp.sum(jnp.abs(cotangent) * span.magnitude)
-        total = total + jnp.sum(cotangent * constant)
         read = [x.shape for x in segment.pick(zeros, nothing)]
-        terms = _terms(segment, read, math.prod(cotangent.shape), consumers)
-        slip = slip + terms * (eps * reach + 4 * tiny * (1 + span.total))
-        size = size + reach
+        return pulled(sums, cotangent, constant, span, roundings(segment, read, consumers))
 
-    pull(last, last_span, row)
+    sums = pull(last, last_span, row, Sums.none((), dtype))
     shares = []
     for index in reversed(range(len(layers))):
-        g, line = of_blocks[index], lines[index]
-        up, down = jnp.maximum(g, 0), jnp.maximum(-g, 0)
-        constants = up * line.low_offset - down * line.high_offset
-        total = total + jnp.sum(constants)
-        absolute = jnp.sum(up * jnp.abs(line.low_offset) + down * jnp.abs(line.high_offset))
-        slip = slip + (g.size + 8) * (eps * absolute + 4 * tiny)
-        size = size + absolute
+        g = of_blocks[index]
+        sums, cotangent = crossed(sums, lines[index], g, g.size)
         shares.append(jnp.where(g > 0, 0, 1).astype(dtype))
-        if line.low_slope.ndim > g.ndim:
-            up, down = up[..., None], down[..., None]
-        pull(
-            layers[index].segment,
-            layer_spans[index],
-            up * line.low_slope - down * line.high_slope,
-        )
-    minimiser = inputs.minimise_linear(of_inputs)
-    term = inputs.linear_minimum(of_inputs)
-    magnitude = jax.tree.map(
-        lambda g, x, c: jnp.sum(jnp.abs(g) * (jnp.abs(x) + jnp.abs(c))),
-        of_inputs,
-        minimiser,
-        inputs.centre(),
-    )
-    magnitude = jax.tree.reduce(jnp.add, magnitude) + jnp.abs(term)
+        sums = pull(layers[index].segment, layer_spans[index], cotangent, sums)
     entries = sum(math.prod(x.shape) for x in jax.tree.leaves(zeros))
-    slip = slip + (entries + 8) * (eps * magnitude + 4 * tiny)
-    slip = slip + 4 * (consumers + 4) * eps * (size + magnitude)
-    uncharged = total + term
-    bound = uncharged - slip * (1 + 1e-6)
-    bound = jnp.where(jnp.isnan(bound), -jnp.inf, bound)
-    return DualBound(bound, uncharged, minimiser, tuple(reversed(shares)))
+    end = finished(sums, inputs, of_inputs, entries, consumers)
+    return DualBound(end.bound, end.uncharged, end.minimiser, tuple(reversed(shares)))

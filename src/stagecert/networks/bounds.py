@@ -134,7 +134,7 @@ def bound(
     upper=None,
     objectives=None,
     method: Method = "nonconvex",
-    intermediate: str | Intermediate | tuple = "backward",
+    intermediate: str | Intermediate | tuple | None = None,
     atol: float = 1e-6,
     rtol: float = 1e-2,
     threshold: Any = None,
@@ -154,12 +154,13 @@ def bound(
         objectives: (batch, targets, outputs), or (targets, outputs) for all boxes alike: each row
             is a linear function of the (flattened) outputs. None bounds every output by itself.
             An upper bound on a function is minus the lower bound on its negative.
-        method: "ibp" (intervals), "backward" (one pass back) or "nonconvex" (search until the gap
-            is at most atol + rtol * |bound|).
+        method: "ibp" (intervals throughout), "backward" (one pass back) or "nonconvex" (search
+            until the gap is at most atol + rtol * |bound|).
         intermediate: how the arguments of activations are bounded: "ibp", "backward" (one pass back
             for each unstable neuron), "optimised" (a few search steps for each), an `Intermediate`
             with settings, or ready intervals ((low, high), ...), for example those of an earlier
-            result. The bounds hold only if these do.
+            result. The bounds hold only if these do. None is "ibp" for the method "ibp", and
+            "backward" for the others.
         atol, rtol: tolerances on the gap, for "nonconvex".
         threshold: stop a problem as soon as bound > threshold (proven) or value <= threshold (this
             relaxation cannot prove it); a number or (batch, targets).
@@ -190,6 +191,8 @@ def bound(
         raise ProblemError(f"precision must be one of {known}, not {precision!r}.")
     if method == "nonconvex":
         validate_options(atol, rtol, max_iterations, time_limit)
+    if intermediate is None:
+        intermediate = "ibp" if method == "ibp" else "backward"
     how = Intermediate.named(intermediate)
     memory = default_memory() if memory is None else memory
     dtype, products = PRECISIONS[precision]

@@ -403,7 +403,8 @@ def _bowl(profile, sign, line: _Chord, first, last, touches) -> Curve:
     )
 
 
-def _choose(condition, yes: Curve, no: Curve) -> Curve:
+def choose(condition, yes: Curve, no: Curve) -> Curve:
+    """One curve where the condition holds, another elsewhere."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
@@ -450,7 +451,7 @@ def curves(profile: Profile, signs: Sequence[int], low, high) -> list:
             (_, first), (last, _) = regions
             leaves = sign * line.low.slope >= sign * parts[1].left
             pick = (line.low.x >= first) | ((line.high.x > last) & leaves)
-            side = _choose(pick, parts[1], parts[0])
+            side = choose(pick, parts[1], parts[0])
         margin = jnp.where(bounds.usable, side.margin, jnp.inf)
         sides.append(eqx.tree_at(lambda c: c.margin, side, margin))
     return sides
@@ -483,7 +484,7 @@ def through_origin(side: Curve, mask, slope) -> Curve:
     """The side, but exactly slope * x where the mask is true; the function is zero at zero."""
     zero = jnp.zeros_like(side.start)
     line = Curve(side.function, side.sign, zero, zero, zero + slope, zero + slope, zero)
-    return _choose(mask, line, side)
+    return choose(mask, line, side)
 
 
 # -- piecewise linear hulls -----------------------------------------------------------------------

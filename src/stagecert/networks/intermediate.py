@@ -6,7 +6,6 @@ a few steps better still. Only entries whose activation is not already linear on
 worth the effort.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks.intervals import interval_bounds, segment_interval
-from stagecert.networks.operations import Conv, MatMul, Reduce, Sum, WindowSum
+from stagecert.networks.intervals import interval_bounds
 from stagecert.networks.regions import Regions
-from stagecert.networks.relaxation import Layer, Segment, Split
-from stagecert.networks.search import backward_bounds, hints, relax, search
-from stagecert.solvers import Damped
+from stagecert.networks.relaxation import Split
+from stagecert.networks.stepwise import Passes, rows_at_once
 
 KINDS = ("ibp", "backward", "optimised")
 
@@ -80,15 +77,6 @@ class Intermediate:
 
 
 @eqx.filter_jit
-def _interval(layers: tuple[Layer, ...], segment: Segment, boxes, arguments):
-    def one(boxes, arguments):
-        blocks = tuple(layer.image(*pair) for layer, pair in zip(layers, arguments, strict=True))
-        return segment_interval(segment, boxes, blocks)
-
-    return jax.vmap(one)(boxes, arguments)
-
-
-@eqx.filter_jit
 def _all_intervals(parts: Split, boxes):
     return jax.vmap(lambda boxes: interval_bounds(parts, boxes)[0])(boxes)
 
@@ -99,17 +87,12 @@ def enclose(parts: Split, regions: Regions, how: Intermediate, memory: float, sh
         return _given(parts, regions, how.given)
     if how.kind == "ibp":
         return _all_intervals(parts, regions.boxes)
-    arguments: tuple = ()
-    for index, layer in enumerate(parts.layers):
-        before = parts.layers[:index]
-        low, high = _interval(before, layer.segment, regions.boxes, arguments)
-        if not (index == 0 and regions.boxed and _exact(layer.segment)):
-            low, high = _refined(
-                before, layer, regions, arguments, (low, high), how, memory,
-                lambda done, size, k=index: show(f"layer {k + 1}", done, size),
-            )  # fmt: skip
-        arguments = (*arguments, (low, high))
-    return arguments
+    refine = 1 + (how.steps if how.kind == "optimised" else 0)
+    width = rows_at_once(parts, memory)
+    return Passes(
+        parts, regions, width, refine=refine,
+        share=lambda layer, done, size: show(f"layer {layer}", done, size),
+    ).arguments  # fmt: skip
 
 
 def _given(parts: Split, regions: Regions, given: tuple) -> tuple:
@@ -141,90 +124,6 @@ def _shapes_of_arguments(parts: Split, boxes):
         return tuple(layer.segment(inputs, blocks) for layer in parts.layers)
 
     return jax.vmap(one)(boxes)
-
-
-def _exact(segment: Segment) -> bool:
-    """Whether intervals of a box lose nothing: at most one node adds entries up."""
-    mixing = (MatMul, Conv, Sum, Reduce, WindowSum)
-    return sum(isinstance(node.operation, mixing) for node in segment.nodes) <= 1
-
-
-@eqx.filter_jit
-def _bent(layer: Layer, low, high):
-    """Which entries feed an activation that is not linear on its interval."""
-    return jax.vmap(layer.bent)(low, high)
-
-
-def _refined(before, layer: Layer, regions, arguments, interval, how, memory, show):
-    """The interval of one layer's argument, tightened where that can help."""
-    low, high = (np.array(x) for x in interval)
-    shape = low.shape[1:]
-    boxes = len(low)
-    bent = np.asarray(_bent(layer, *interval)).reshape(boxes, -1)
-    entries = [np.flatnonzero(row) for row in bent]
-    most = max(map(len, entries))
-    if most == 0:
-        return interval
-    neurons = sum(math.prod(one.shape) for one in before) + math.prod(shape)
-    inputs = sum(math.prod(s) for s in regions.shapes)
-    of_row = (32 if how.kind == "backward" else 160) * (neurons + 2 * inputs)
-    at_once = max(int(memory * 2**30 / of_row) // 2, 1)
-    some_boxes = min(boxes, max(at_once // min(most, 64), 1))
-    some_rows = max(min(_power_of_two(most), _floor_power(at_once // some_boxes)), 1)
-    finished, total = 0, sum(map(len, entries))
-    for begin in range(0, boxes, some_boxes):
-        group = np.arange(begin, min(begin + some_boxes, boxes))
-        longest = max(len(entries[b]) for b in group)
-        if longest == 0:
-            continue
-        part = regions[slice(begin, begin + some_boxes)]
-        relaxed = relax(
-            before,
-            layer.segment,
-            part.boxes,
-            jax.tree.map(lambda x, b=begin: x[b : b + some_boxes], arguments),
-        )
-        for first in range(0, longest, some_rows):
-            chosen = np.zeros((len(group), some_rows), int)
-            used = np.zeros((len(group), some_rows), bool)
-            for k, b in enumerate(group):
-                mine = entries[b][first : first + some_rows]
-                chosen[k, : len(mine)], used[k, : len(mine)] = mine, True
-            least, minus_most = _both_ends(before, layer.segment, relaxed, part, chosen, shape, how)
-            for k, b in enumerate(group):
-                at = chosen[k][used[k]]
-                flat_low, flat_high = low[b].reshape(-1), high[b].reshape(-1)
-                flat_low[at] = np.maximum(flat_low[at], least[k][used[k]])
-                flat_high[at] = np.minimum(flat_high[at], -minus_most[k][used[k]])
-            finished += int(used.sum())
-            show(finished, total)
-    return jnp.asarray(low), jnp.asarray(high)
-
-
-def _both_ends(before, segment, relaxed, part, chosen, shape, how):
-    """Lower bounds on x_j and on -x_j for the chosen entries: two (boxes, rows) arrays."""
-    rows = _unit_rows(jnp.asarray(chosen), math.prod(shape)).reshape(*chosen.shape, *shape)
-    rows = jnp.concatenate([rows, -rows], axis=1)
-    found = np.asarray(backward_bounds(before, segment, relaxed, part.sets, rows).bound)
-    if how.kind == "optimised":
-        solver = (Damped(hints=hints, patience=how.steps + 1),)
-        with jax.enable_x64(False):
-            searched = search(
-                before, segment, relaxed, part.sets, rows, solvers=solver, atol=1e-9, rtol=1e-3,
-                max_iterations=how.steps,
-            )  # fmt: skip
-        found = np.maximum(found, searched.bound.reshape(found.shape))
-    half = chosen.shape[1]
-    return found[:, :half], found[:, half:]
-
-
-@eqx.filter_jit
-def _unit_rows(chosen, size: int):
-    return jax.nn.one_hot(chosen, size, dtype=jnp.float64)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _floor_power(n: int) -> int:

@@ -30,8 +30,9 @@ from stagecert.networks.enclosures import Constant, Enclosure
 from stagecert.networks.graph import Network, Value
 from stagecert.networks.jax_constants import array_of, bound_to, computed, looped
 from stagecert.networks.onnx_arithmetic import is_gelu_cube, root_half_pi, root_two
-from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, words
+from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, check_size, words
 from stagecert.networks.registering import Registered, Relaxed
+from stagecert.networks.smooth import MOST_EXPONENT
 
 _CALLS = words(
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr remat "
@@ -345,8 +346,8 @@ class _Conversion:
 
 
 def _unsupported(call: "_Call") -> str:
-    if call.name in ("rsqrt", "sqrt", "log", "log1p", "expm1", "erf", "erfc", "pow", "integer_pow"):
-        return "is only supported as a part of known activations, or with exponents 1 and 2"
+    if call.name in ("log1p", "expm1", "erfc"):
+        return "is only supported as a part of known activations"
     if call.name in ("sort", "top_k", "reduce_prod", "cumprod", "cummax", "cummin"):
         return "is nonlinear in several variables at once"
     if call.name in _ENTRYWISE and len(call.variables) == 1:
@@ -727,6 +728,13 @@ class _Call:
                 x = self.pad(x, (*none * axis, (0, 1 - step), *none * len(after)))
         return x
 
+    def product(self, x: Value, y: Value, shape: Sequence[int]) -> Value:
+        """x * y, repeated to a shape."""
+        shape = tuple(int(n) for n in shape)
+        check_size((*shape, 2))
+        pair = [self.reshape(self.broadcast(v, shape), (*shape, 1)) for v in (x, y)]
+        return self.add(op.Product(), self.add(op.Concat(len(shape)), *pair))
+
     def maximum(self, x: Value) -> Value:
         """Over the last axis."""
         return self.reshape(x, x.shape[:-1]) if x.shape[-1] == 1 else self.add(op.Max(), x)
@@ -775,17 +783,18 @@ def _mul(call: _Call):
         x, y = call.variables
         if x.value is y.value:
             return call.activation("square", x.value)
-        raise Refused(_TWO_VARIABLES)
+        return call.product(x.value, y.value, call.shapes[0])
     place = 0 if isinstance(call.operands[0], Traced) else 1
     return _scaled(call, call.variable(place), call.enclosed(1 - place, "factors"))
 
 
 @_converts("div")
 def _div(call: _Call):
-    if len(call.variables) == 2:
-        raise Refused(_TWO_VARIABLES)
     if isinstance(call.operands[1], Traced):
-        raise Refused("divides by something that depends on the input")
+        inverse = call.activation("reciprocal", call.variable(1))
+        if len(call.variables) == 2:
+            return call.product(call.variable(), inverse, call.shapes[0])
+        return _scaled(call, inverse, call.enclosed(0, "dividends"))
     return _scaled(call, call.variable(), enclosures.reciprocal(call.enclosed(1, "divisors")))
 
 
@@ -795,7 +804,11 @@ def _scaled(call: _Call, x: Value, factor: Constant) -> Value:
     return call.draft.apply(op.Scale, x, factor, name=call.name)
 
 
-_PLAIN = {"tanh": "tanh", "logistic": "sigmoid", "abs": "abs", "exp": "exp", "square": "square"}
+_PLAIN = {
+    "tanh": "tanh", "logistic": "sigmoid", "abs": "abs", "exp": "exp", "square": "square",
+    "sin": "sin", "cos": "cos", "log": "log", "sqrt": "sqrt", "erf": "erf", "floor": "floor",
+    "ceil": "ceil", "sign": "sign",
+}  # fmt: skip
 
 
 @_converts(*_PLAIN)
@@ -803,15 +816,40 @@ def _plain(call: _Call):
     return call.activation(_PLAIN[call.name], call.variable())
 
 
+@_converts("rsqrt")
+def _rsqrt(call: _Call):
+    return call.activation("reciprocal", call.activation("sqrt", call.variable()))
+
+
+@_converts("round")
+def _round(call: _Call):
+    if call.params["rounding_method"] != jax.lax.RoundingMethod.TO_NEAREST_EVEN:
+        raise Refused("is only supported where halves are rounded to even numbers")
+    return call.activation("round", call.variable())
+
+
 @_converts("integer_pow", "pow")
 def _pow(call: _Call):
     power = call.params.get("y")
     if call.name == "pow":
         power = _single(call.constant(1, "exponents"))
-    if power not in (1, 2):
-        raise Refused("is only supported with the exponents 1 and 2")
     x = call.broadcast(call.variable(), call.shapes[0])
-    return x if power == 1 else call.activation("square", x)
+    return _raised(call, x, power)
+
+
+def _raised(call: _Call, x: Value, power) -> Value:
+    """x to the power of a number."""
+    if power == 1:
+        return x
+    if power == 2:
+        return call.activation("square", x)
+    if power == 0.5:
+        return call.activation("sqrt", x)
+    if power < 0:
+        return call.activation("reciprocal", _raised(call, x, -power))
+    if power != int(power) or not 3 <= power <= MOST_EXPONENT:
+        raise Refused(f"is only supported with whole exponents up to {MOST_EXPONENT}, and 0.5")
+    return call.activation("power", x, exponent=power)
 
 
 @_converts("max", "min")
@@ -878,7 +916,7 @@ def _reduce_max(call: _Call):
 @_converts("dot_general")
 def _dot_general(call: _Call):
     if len(call.variables) == 2:
-        raise Refused(_TWO_VARIABLES)
+        return _products_summed(call)
     contracted, batches = call.params["dimension_numbers"]
     place = 0 if isinstance(call.operands[0], Traced) else 1
     x = call.variable(place)
@@ -904,6 +942,26 @@ def _dot_general(call: _Call):
     first, second = len(batch), len(batch) + len(rows)
     order = [*range(first), *range(second, second + len(columns)), *range(first, second)]
     return call.transpose(y, order)
+
+
+def _products_summed(call: _Call) -> Value:
+    """The product of two variables along some axes: all products of entries, added up."""
+    contracted, batches = call.params["dimension_numbers"]
+    batch = tuple(call.variable(0).shape[k] for k in batches[0])
+    sides, free = [], []
+    for k in range(2):
+        x, own = call.variable(k), [*contracted[k], *batches[k]]
+        rest = [axis for axis in range(len(x.shape)) if axis not in own]
+        length = math.prod(x.shape[axis] for axis in contracted[k])
+        free.append(tuple(x.shape[axis] for axis in rest))
+        x = call.transpose(x, (*batches[k], *rest, *contracted[k]))
+        # Batch axes, the axes of the first variable, those of the second, what is summed over.
+        sides.append((x, length))
+    (x, length), (y, _) = sides
+    x = call.reshape(x, (*batch, *free[0], *(1 for _ in free[1]), length))
+    y = call.reshape(y, (*batch, *(1 for _ in free[0]), *free[1], length))
+    shape = (*batch, *free[0], *free[1], length)
+    return call.add(op.Reduce((len(shape) - 1,), False), call.product(x, y, shape))
 
 
 @_converts("conv_general_dilated")
@@ -961,12 +1019,25 @@ def _window_sum(call: _Call):
 @_converts("reduce_window_max", "reduce_window_min")
 def _window_max(call: _Call):
     params = call.params
-    x, shape = call.variable(), call.shapes[0]
-    rank = len(shape)
+    x = call.variable()
     if any(d != 1 for d in params["base_dilation"]):
         raise Refused("is not supported with base_dilation")
+    x = x if call.name == "reduce_window_max" else call.negate(x)
+    if any(map(any, params["padding"])):
+        windows = call.add(op.Take(), x, weights=_padded_windows(call, x.shape))
+    else:
+        keys = ("window_dimensions", "window_strides", "window_dilation")
+        windows = call.add(op.Windows(*(tuple(map(int, params[key])) for key in keys)), x)
+    largest = call.maximum(windows)
+    return largest if call.name == "reduce_window_max" else call.negate(largest)
+
+
+def _padded_windows(call: _Call, read) -> np.ndarray:
+    """Which entries of a flattened array each window covers, along a last axis."""
+    params, shape = call.params, call.shapes[0]
+    rank = len(shape)
     flat = np.zeros((1,) * (2 * rank), np.int64)
-    for axis, n in enumerate(x.shape):
+    for axis, n in enumerate(read):
         start = np.arange(shape[axis])[:, None] * params["window_strides"][axis]
         inside = np.arange(params["window_dimensions"][axis]) * params["window_dilation"][axis]
         at = start - params["padding"][axis][0] + inside
@@ -978,10 +1049,7 @@ def _window_max(call: _Call):
         places = [1] * (2 * rank)
         places[axis], places[rank + axis] = at.shape
         flat = flat * n + at.reshape(places)
-    x = x if call.name == "reduce_window_max" else call.negate(x)
-    windows = call.add(op.Take(), x, weights=flat.reshape(*shape, -1).astype(np.int32))
-    largest = call.maximum(windows)
-    return largest if call.name == "reduce_window_max" else call.negate(largest)
+    return flat.reshape(*shape, -1).astype(np.int32)
 
 
 # -- entries that only move ------------------------------------------------------------------------

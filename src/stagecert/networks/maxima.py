@@ -43,6 +43,11 @@ def max_image(low, high):
     return jnp.max(low, axis=-1), jnp.max(high, axis=-1)
 
 
+def max_unit(low, high):
+    """How far apart the entries can be."""
+    return jnp.max(high - low, axis=-1)
+
+
 def max_wedge(low, high) -> MaxWedge:
     """The convex hull of the maximum over the last axis on a box."""
     floor = jnp.max(low, axis=-1, keepdims=True)

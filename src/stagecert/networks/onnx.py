@@ -8,7 +8,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ except ImportError as error:
 from stagecert.errors import ProblemError
 from stagecert.networks import (
     onnx_arithmetic,  # noqa: F401  (these register their operators)
+    onnx_composed,  # noqa: F401
     onnx_shapes,
     onnx_where,  # noqa: F401
     onnx_windows,  # noqa: F401
@@ -51,19 +52,19 @@ Batched: TypeAlias = bool | Sequence[bool] | None
 OLDEST_OPSET = 7
 
 _JOINT = words(
-    "Softmax LogSoftmax Hardmax LayerNormalization InstanceNormalization GroupNormalization "
+    "Hardmax GroupNormalization "
     "RMSNormalization LpNormalization MeanVarianceNormalization LRN Attention LSTM GRU RNN Einsum "
-    "ReduceProd ReduceL2 ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
+    "ReduceProd ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
 )
 _STEPS = words(
-    "Sign Floor Ceil Round ArgMax ArgMin TopK Equal Less LessOrEqual Greater GreaterOrEqual Not "
+    "ArgMax ArgMin TopK Equal Less LessOrEqual Greater GreaterOrEqual Not "
     "And Or Xor Mod IsNaN IsInf NonZero"
 )
 # Their outputs have the broadcast shape of their inputs, also where they are refused.
 _ENTRYWISE = words(
-    "Mul Div Pow Log Softmax LogSoftmax Hardmax LayerNormalization InstanceNormalization "
-    "GroupNormalization RMSNormalization Sign Floor Ceil Round Sqrt Sin Cos Tan Sinh Cosh Asin "
-    "Acos Atan Asinh Acosh Atanh Reciprocal ThresholdedRelu Shrink Where Clip PRelu"
+    "Pow Softmax LogSoftmax Hardmax LayerNormalization InstanceNormalization "
+    "GroupNormalization RMSNormalization Tan Sinh Cosh Asin "
+    "Acos Atan Asinh Acosh Atanh ThresholdedRelu Shrink Where Clip PRelu"
 )
 
 
@@ -77,10 +78,13 @@ class Row:
         name: its own name, which may be empty.
         shapes: the shapes of its outputs; None where they are not known.
         parameters: how many stored numbers it reads.
-        role: affine, max, constant, or an activation's kind; "merged" if it is a part of an
-            activation that is spelt out, "unused" if no output needs it, "refused", and "unknown"
-            if it depends on a refused node.
+        role: affine, max, product, constant, or an activation's kind (several if it is made of
+            several); "merged" if it is a part of an activation that is spelt out, "unused" if no
+            output needs it, "refused", and "unknown" if it depends on a refused node.
         reason: why it is refused; None if it is not.
+        relaxation: "exact"; "hull" if bounds know no more than the convex hull of its function on
+            an interval or a box; "hulls" if they know those of its parts, each by itself; None if
+            it is none of these.
     """
 
     number: int
@@ -90,6 +94,7 @@ class Row:
     parameters: int
     role: str
     reason: str | None = None
+    relaxation: str | None = None
 
     @property
     def supported(self) -> bool | None:
@@ -106,7 +111,7 @@ class Description:
         outputs: name and shape of each output; None where the shape is not known.
         rows: the nodes, in the order of the file.
         parameters: how many floating-point numbers the model stores.
-        neurons: how many entries all activations and maxima have together.
+        neurons: how many entries all activations, maxima and products have together.
     """
 
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
@@ -271,7 +276,7 @@ class _Conversion:
         for value in (value for added in self._added for value in added):
             made = self.draft.made(value)
             if (value.is_input, value.index) in live and made:
-                active = isinstance(made.operation, (op.Activation, op.Max))
+                active = isinstance(made.operation, (op.Activation, op.Joint))
                 neurons += math.prod(value.shape) if active else 0
         return Description(
             tuple((name, x.shape) for name, x in self.inputs),
@@ -453,27 +458,26 @@ class _Conversion:
         for place, (row, added) in enumerate(zip(self.rows, self._added, strict=True)):
             kept = [x for x in added if (x.is_input, x.index) in live]
             made = [m.operation for m in map(self.draft.made, kept) if m]
-            role, reason = row.role, row.reason
-            if added and not kept:
-                role = "merged"
-            for operation in made:
-                if isinstance(operation, op.Activation):
-                    role = operation.kind
-                elif isinstance(operation, op.Max):
-                    role = "max"
-                elif isinstance(operation, Placeholder):
-                    role, reason = "refused", _PARTS[operation.kind]
-            self.rows[place] = Row(
-                row.number, row.operator, row.name, row.shapes, row.parameters, role, reason
-            )
+            role = "merged" if added and not kept else row.role
+            kinds = [_kind(x) for x in made if isinstance(x, (op.Activation, op.Joint))]
+            role = ", ".join(dict.fromkeys(kinds)) or role
+            relaxation = "exact" if role in ("affine", "constant") else None
+            if kinds:
+                # Sums of relaxed values are not relaxed together.
+                last = max(
+                    k for k, x in enumerate(made) if isinstance(x, (op.Activation, op.Joint))
+                )
+                mixed = any(isinstance(x, (op.Reduce, op.Sum)) for x in made[last:])
+                relaxation = "hulls" if len(kinds) > 1 or mixed else "hull"
+            reason = row.reason
+            if any(isinstance(x, Placeholder) and x.kind == "condition" for x in made):
+                role, relaxation = "refused", None
+                reason = "is only supported as the condition of a Where that makes an activation"
+            self.rows[place] = replace(row, role=role, reason=reason, relaxation=relaxation)
 
 
-_PARTS = {
-    "sign": "is only supported inside activations such as Softshrink",
-    "condition": "is only supported as the condition of a Where that makes an activation",
-    "erf": "is only supported inside Gelu: x * (1 + Erf(x / sqrt(2))) / 2",
-    "cube": "makes a third power, which is only supported inside the approximate Gelu",
-}
+def _kind(operation: op.Activation | op.Joint) -> str:
+    return operation.kind if isinstance(operation, op.Activation) else operation.label
 
 
 def _role(outputs: Sequence[Any]) -> str:
@@ -562,12 +566,8 @@ def _input_shape(info: onnx.ValueInfoProto, batched: bool | None) -> tuple[tuple
         for d in tensor.shape.dim
     )
     if batched is None:
-        batched = bool(lengths) and (lengths[0] <= 0 or len(lengths) > 1)
-        if batched and lengths[0] > 1:
-            raise ProblemError(
-                f"{name} is {text}. If its first axis is a batch, export the model for a batch of "
-                "one or of any size; if it is not, say batched=False."
-            )
+        # A fixed length above one is part of the input, as runtimes read it.
+        batched = bool(lengths) and (lengths[0] <= 0 or (lengths[0] == 1 and len(lengths) > 1))
     if batched:
         if not lengths:
             raise ProblemError(f"{name} has no axes, so there is no batch axis.")

@@ -1,5 +1,5 @@
-"""ONNX arithmetic: sums and products with constants, activations, maxima, and activations that
-exporters spell out as products (x * Sigmoid(x) is silu)."""
+"""ONNX arithmetic: sums and products with constants, activations, maxima, products of variables,
+and activations that exporters spell out as products (x * Sigmoid(x) is silu)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,15 +16,12 @@ from stagecert.networks.graph import Value
 from stagecert.networks.onnx_nodes import (
     Call,
     Item,
-    Placeholder,
     Refused,
     check_size,
     converts,
     places,
 )
-from stagecert.networks.smooth import TANH_CUBES
-
-_TWO_VARIABLES = "of two variables is nonlinear in several variables at once"
+from stagecert.networks.smooth import MOST_EXPONENT, TANH_CUBES
 
 
 @converts("Identity")
@@ -89,19 +86,28 @@ def _product(call: Call):
     x, y = call.inputs
     if call.operator == "Div":
         if isinstance(y, Value):
-            if isinstance(x, Value) and _is_one_plus_abs(call, x, y):
-                return call.activation("softsign", x)
-            raise Refused("by a variable is only supported inside softsign: x / (1 + |x|)")
+            return quotient(call, x, y)
         assert isinstance(x, Value)
         assert isinstance(y, CONSTANT)
         number = enclosures.uniform(y)
         return call.scale(x, enclosures.reciprocal(y), 1 / number if number else None)
     if isinstance(x, Value) and isinstance(y, Value):
-        return _variables(call, x, y)
+        return product(call, x, y)
     x, y = (x, y) if isinstance(x, Value) else (y, x)
     assert isinstance(x, Value)
     assert isinstance(y, CONSTANT)
     return call.scale(x, y)
+
+
+def quotient(call: Call, x: Item | None, y: Value) -> Value:
+    """x / y: softsign, or x times the reciprocal."""
+    if isinstance(x, Value) and _is_one_plus_abs(call, x, y):
+        return call.activation("softsign", x)
+    inverse = call.activation("reciprocal", y)
+    if isinstance(x, Value):
+        return product(call, x, inverse)
+    assert isinstance(x, CONSTANT)
+    return call.scale(inverse, x)
 
 
 def _is_one_plus_abs(call: Call, x: Value, y: Value) -> bool:
@@ -118,20 +124,31 @@ def _pow(call: Call):
     x = call.variable()
     if np.broadcast_shapes(x.shape, exponent.shape) != x.shape:
         raise Refused("is not supported where the exponent has more entries than the base")
-    if np.all(exponent == 1):
+    if np.any(exponent != exponent.flat[0]):
+        raise Refused("needs one exponent for all entries")
+    return _raised(call, x, float(exponent.flat[0]))
+
+
+def _raised(call: Call, x: Value, exponent: float) -> Value:
+    """x to the power of a number."""
+    if exponent == 1:
         return x
-    if np.all(exponent == 2):
+    if exponent == 2:
         return call.activation("square", x)
-    if np.all(exponent == 3):
-        return call.add(Placeholder("cube", x.shape), x)
-    raise Refused("is only supported with the exponents 1 and 2")
+    if exponent == 0.5:
+        return call.activation("sqrt", x)
+    if exponent < 0:
+        return call.activation("reciprocal", _raised(call, x, -exponent))
+    if exponent != int(exponent) or not 3 <= exponent <= MOST_EXPONENT:
+        raise Refused(f"has the exponent {exponent:g}; whole ones up to {MOST_EXPONENT} and 0.5 do")
+    return call.activation("power", x, exponent=exponent)
 
 
 @converts("MatMul")
 def _matmul(call: Call):
     x, y = call.inputs
     if isinstance(x, Value) and isinstance(y, Value):
-        raise Refused(_TWO_VARIABLES)
+        return matrix_product(call, x, y)
     left = isinstance(y, Value)
     x, constant = call.variable(1 if left else 0), call.item(0 if left else 1)
     assert isinstance(constant, CONSTANT)
@@ -147,6 +164,29 @@ def _matmul(call: Call):
     return call.add(op.Reshape((*product.shape[:axis], *product.shape[axis + 1 :])), product)
 
 
+def matrix_product(call: Call, x: Value, y: Value) -> Value:
+    """x @ y of two variables: all products of entries, added up."""
+    if not x.shape or not y.shape:
+        raise Refused("needs tensors with axes")
+    # Vectors are matrices with one row or column, which is gone afterwards.
+    rows, columns = x.shape[-2:-1], y.shape[-1:] if len(y.shape) > 1 else ()
+    inner = y.shape[-2] if len(y.shape) > 1 else y.shape[0]
+    if x.shape[-1] != inner:
+        raise Refused(f"multiplies tensors of the shapes {x.shape} and {y.shape}")
+    stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    # (stack, rows, columns, inner)
+    x = call.add(op.Reshape((*x.shape[:-1], *(1 for _ in columns), inner)), x)
+    if len(y.shape) > 1:
+        axes = range(len(y.shape))
+        y = call.add(op.Transpose((*axes[:-2], axes[-1], axes[-2])), y)
+    y = call.add(
+        op.Reshape((*y.shape[:-2], *(1 for _ in rows), *y.shape[-2 if columns else -1 :])), y
+    )
+    shape = (*stack, *rows, *columns, inner)
+    products = call.add(op.Product(), _stacked(call, (x, y), shape))
+    return call.add(op.Reduce((len(shape) - 1,), False), products)
+
+
 @converts("Gemm")
 def _gemm(call: Call):
     a, b, c = call.item(0), call.item(1), call.item(2)
@@ -159,8 +199,12 @@ def _gemm(call: Call):
     if not math.isfinite(alpha) or not math.isfinite(beta):
         raise Refused("has an attribute that is NaN or infinite")
     if isinstance(a, Value) and isinstance(b, Value):
-        raise Refused(_TWO_VARIABLES)
-    if isinstance(a, CONSTANT) and isinstance(b, CONSTANT):
+        a, b = (
+            call.add(op.Transpose((1, 0)), x) if flip else x
+            for x, flip in ((a, flip_a), (b, flip_b))
+        )
+        product = call.scale(matrix_product(call, a, b), np.array(alpha))
+    elif isinstance(a, CONSTANT) and isinstance(b, CONSTANT):
         a, b = (_turned(x) if flip else x for x, flip in ((a, flip_a), (b, flip_b)))
         check_size((a.shape[0], b.shape[1]))
         product = enclosures.multiply(np.array(alpha), enclosures.matmul(a, b))
@@ -238,6 +282,15 @@ _PLAIN: dict[str, tuple[str, dict[str, float]]] = {
     "Softsign": ("softsign", {}),
     "Abs": ("abs", {}),
     "Exp": ("exp", {}),
+    "Erf": ("erf", {}),
+    "Sin": ("sin", {}),
+    "Cos": ("cos", {}),
+    "Sqrt": ("sqrt", {}),
+    "Reciprocal": ("reciprocal", {}),
+    "Floor": ("floor", {}),
+    "Ceil": ("ceil", {}),
+    "Round": ("round", {}),
+    "Sign": ("sign", {}),
 }
 
 
@@ -321,20 +374,26 @@ def _max(call: Call):
         ends = (number, math.inf) if sign > 0 else (-math.inf, number)
         return clip(call, variables[0], *ends)
     check_size((*shape, len(variables) + 1))
-    columns = []
-    for x in variables:
-        x = x if sign > 0 else negate(call, x)
-        x = x if x.shape == shape else call.add(op.Broadcast(shape), x)
-        columns.append(call.add(op.Reshape((*shape, 1)), x))
-    stacked = call.add(op.Concat(len(shape)), *columns) if len(columns) > 1 else columns[0]
+    variables = [x if sign > 0 else negate(call, x) for x in variables]
+    stacked = _stacked(call, variables, shape)
     if bound is not None:
         # A constant is one more column: zeros, shifted.
         stacked = call.add(op.Pad(((0, 0),) * len(shape) + ((0, 1),)), stacked)
-        zeros = np.zeros((*bound.shape, len(columns)), bound.dtype)
+        zeros = np.zeros((*bound.shape, len(variables)), bound.dtype)
         shift = np.concatenate([zeros, sign * bound[..., None]], axis=-1)
         stacked = call.add(op.Shift(), stacked, weights=shift)
     largest = call.add(op.Max(), stacked)
     return largest if sign > 0 else negate(call, largest)
+
+
+def _stacked(call: Call, variables: Sequence[Value], shape) -> Value:
+    """Variables, repeated to a shape, side by side along a new last axis."""
+    check_size((*shape, len(variables)))
+    columns = []
+    for x in variables:
+        x = x if x.shape == shape else call.add(op.Broadcast(tuple(shape)), x)
+        columns.append(call.add(op.Reshape((*shape, 1)), x))
+    return call.add(op.Concat(len(shape)), *columns) if len(columns) > 1 else columns[0]
 
 
 def maximum(call: Call, x: Value, axes: Sequence[int], keepdims: bool) -> Value:
@@ -350,13 +409,6 @@ def maximum(call: Call, x: Value, axes: Sequence[int], keepdims: bool) -> Value:
     )
 
 
-@converts("Erf")
-def _erf(call: Call):
-    # There is no such activation: it must disappear into a Gelu.
-    x = call.variable()
-    return call.add(Placeholder("erf", x.shape), x)
-
-
 @converts("Log")
 def _log(call: Call):
     # log(1 + exp(x)) is softplus.
@@ -367,30 +419,39 @@ def _log(call: Call):
     # log(sigmoid(x)) is -softplus(-x).
     if (a, b) == (1, 0) and made and made.operation == op.Activation("sigmoid"):
         return negate(call, call.activation("softplus", negate(call, made.arguments[0])))
-    raise Refused("is only supported inside softplus, Log(1 + Exp(x)), and Log(Sigmoid(x))")
+    return call.activation("log", call.variable())
 
 
-# -- products of two variables that are functions of one ------------------------------------------
+# -- products of two variables ---------------------------------------------------------------------
 
 
 def _same(x: Value, y: Value) -> bool:
     return (x.is_input, x.index) == (y.is_input, y.index)
 
 
-def _variables(call: Call, x: Value, y: Value) -> Value:
-    """x * y where it is a function of one variable after all."""
+def product(call: Call, x: Value, y: Value) -> Value:
+    """x * y: a function of one variable if it is one after all, such as a square."""
     if x.shape == y.shape:
-        (root, a, b), (other, c, d) = call.affine(x), call.affine(y)
         if _same(x, y):
             return call.activation("square", x)
-        if _same(root, other) and b == d == 0:
-            return call.scale(call.activation("square", root), a * c)
         for one, two in ((x, y), (y, x)):
             for known in (_gated, _cubed):
                 found = known(call, one, two)
                 if found is not None:
                     return found
-    raise Refused(_TWO_VARIABLES)
+        (root, a, b), (other, c, d) = call.affine(x), call.affine(y)
+        if _same(root, other):
+            return _quadratic(call, root, a * c, a * d + b * c, b * d)
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    return call.add(op.Product(), _stacked(call, (x, y), shape))
+
+
+def _quadratic(call: Call, x: Value, second: Fraction, first: Fraction, zeroth: Fraction) -> Value:
+    """second * x**2 + first * x + zeroth: only the square is not linear."""
+    total = call.scale(call.activation("square", x), second)
+    if first:
+        total = call.add(op.Sum((1, 1)), total, call.scale(x, first))
+    return call.shift(total, zeroth) if zeroth else total
 
 
 def _cubed(call: Call, x: Value, y: Value) -> Value | None:
@@ -403,7 +464,7 @@ def _cubed(call: Call, x: Value, y: Value) -> Value | None:
     other, e, f = call.affine(made.arguments[0])
     if not _same(root, other) or f != 0:
         return None
-    return call.scale(call.add(Placeholder("cube", root.shape), root), a * c * e * e)
+    return call.scale(call.activation("power", root, exponent=3.0), a * c * e * e)
 
 
 @dataclass(frozen=True)
@@ -457,13 +518,11 @@ def _gate(call: Call, gate: Value, a: Fraction, b: Fraction) -> _Gate | None:
     if made is None or not made.arguments:
         return None
     g, one, zero = made.arguments[0], Fraction(1), Fraction(0)
-    if isinstance(made.operation, Placeholder):
-        if made.operation.kind == "erf" and a == b:
-            return _Gate("gelu", g, one, zero, 2 * a, root_two)
-        return None
     if not isinstance(made.operation, op.Activation):
         return None
     kind, settings = made.operation.kind, dict(made.operation.settings)
+    if kind == "erf" and a == b:
+        return _Gate("gelu", g, one, zero, 2 * a, root_two)
     if kind == "tanh" and a == b:
         return _tanh_gate(call, g, a)
     if b != 0:
@@ -512,6 +571,9 @@ def is_gelu_cube(first: Fraction, third: Fraction) -> bool:
     return TANH_CUBES[0] <= float(ends.low) and float(ends.high) <= TANH_CUBES[1]
 
 
+_CUBE = op.Activation("power", (("exponent", 3.0),))
+
+
 def _cubic(call: Call, y: Value) -> tuple[Value, Fraction, Fraction] | None:
     """(x, a, c) if y = a * x + c * x**3."""
     whole, scale, offset = call.affine(y)
@@ -526,7 +588,7 @@ def _cubic(call: Call, y: Value) -> tuple[Value, Fraction, Fraction] | None:
     ]
     for (root, a, b, factor), (other, c, d, third) in (terms, terms[::-1]):
         cube = call.draft.made(other)
-        if d != 0 or cube is None or cube.operation != Placeholder("cube", other.shape):
+        if d != 0 or cube is None or cube.operation != _CUBE:
             continue
         (x,) = cube.arguments
         origin, e, f = call.affine(x)

@@ -35,7 +35,7 @@ Affine: TypeAlias = tuple[Value, Fraction, Fraction]
 class Placeholder(op.Operation):
     """Stands for something that has no place in a network, so that the rest can be checked.
 
-    A network is only made when none is left: Erf disappears where a Gelu is recognised.
+    A network is only made when nothing was refused.
     """
 
     label: ClassVar[str] = "placeholder"

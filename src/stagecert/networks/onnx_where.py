@@ -117,7 +117,7 @@ def _known(operation: op.Operation) -> tuple[tuple[float, ...], Callable] | None
         return (0.0,), abs
     if operation == op.Activation("relu"):
         return (0.0,), lambda y: max(y, Fraction(0))
-    if isinstance(operation, Placeholder) and operation.kind == "sign":
+    if operation == op.Activation("sign"):
         return (0.0,), lambda y: Fraction((y > 0) - (y < 0))
     return None
 
@@ -191,12 +191,6 @@ def _logic(call: Call):
     join = _LOGIC[call.operator]
     knots = _joined(first.knots, second.knots)
     return _condition(call, root, Function(knots, lambda x: join(first.at(x), second.at(x))))
-
-
-@converts("Sign")
-def _sign(call: Call):
-    x = call.variable()
-    return call.add(Placeholder("sign", x.shape), x)
 
 
 @converts("Where")

@@ -1,4 +1,4 @@
-"""What a node of a network may do: linear operations, a shift, an activation, a maximum.
+"""What a node of a network may do: linear operations, a shift, an activation, a maximum, a product.
 
 Every operation is a small frozen dataclass: its fields are what compilation may depend on, arrays
 (weights) are passed in. A *linear* operation is linear in its arguments taken together, and each
@@ -365,6 +365,34 @@ class WindowSum(Linear):
 
 
 @dataclass(frozen=True)
+class Windows(Linear):
+    """The entries of sliding windows, along a new last axis; one number for each axis of x."""
+
+    label: ClassVar[str] = "windows"
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def counts(self, shape: tuple[int, ...]) -> list[int]:
+        """How many windows fit into an array along each axis."""
+        sizes = zip(shape, self.window, self.strides, self.dilation, strict=True)
+        return [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes]
+
+    def __call__(self, weights, x):
+        counts = self.counts(x.shape)
+        found = []
+        for place in np.ndindex(*self.window):
+            first = [i * d for i, d in zip(place, self.dilation, strict=True)]
+            ends = zip(first, counts, self.strides, strict=True)
+            last = [i + (n - 1) * s + 1 for i, n, s in ends]
+            found.append(jax.lax.slice(x, first, last, self.strides))
+        return jnp.stack(found, axis=-1)
+
+    def back_terms(self, weights, shapes) -> int:
+        return math.prod(self.window)
+
+
+@dataclass(frozen=True)
 class Shift(Operation):
     """x + weights, with broadcasting; `loose` is that of MatMul."""
 
@@ -394,10 +422,25 @@ class Activation(Operation):
 
 
 @dataclass(frozen=True)
-class Max(Operation):
+class Joint(Operation):
+    """One number made of the entries along the last axis."""
+
+
+@dataclass(frozen=True)
+class Max(Joint):
     """The maximum over the last axis."""
 
     label: ClassVar[str] = "max"
 
     def __call__(self, weights, x):
         return jnp.max(x, axis=-1)
+
+
+@dataclass(frozen=True)
+class Product(Joint):
+    """The product of the two entries of the last axis."""
+
+    label: ClassVar[str] = "product"
+
+    def __call__(self, weights, x):
+        return x[..., 0] * x[..., 1]

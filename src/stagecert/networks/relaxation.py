@@ -1,24 +1,43 @@
 """A network as a stagewise convex problem: one stage for each activation, nothing else.
 
 Between two activations a network is affine. `split` cuts it there: what comes out are *layers*,
-each an affine `Segment` of the inputs and earlier blocks followed by an activation or a maximum,
-and a last segment that makes the outputs. A block is what an activation puts out; affine values
-are never variables of the problem.
+each an affine `Segment` of the inputs and earlier blocks followed by an activation, a maximum or a
+product, and a last segment that makes the outputs. A block is what an activation puts out; affine
+values are never variables of the problem.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from stagecert.networks.activations import find
 from stagecert.networks.graph import Network, Node
-from stagecert.networks.maxima import max_image, max_wedge
-from stagecert.networks.operations import Activation, Concat, Max, Reshape
+from stagecert.networks.maxima import max_image, max_unit, max_wedge
+from stagecert.networks.operations import (
+    Activation,
+    Broadcast,
+    Concat,
+    Joint,
+    Reshape,
+    Slice,
+    Take,
+    Transpose,
+)
+from stagecert.networks.products import product_image, product_unit, product_wedge
 from stagecert.networks.wedges import AbstractWedge
 from stagecert.pieces import evaluate
 from stagecert.problem import AbstractStage, Objective, StageTrace
+
+# Of operations on the last axis, by their labels: the wedge, the range, and the unit.
+_JOINT = {
+    "max": (max_wedge, max_image, max_unit),
+    "product": (product_wedge, product_image, product_unit),
+}
 
 
 class Segment(eqx.Module):
@@ -36,6 +55,21 @@ class Segment(eqx.Module):
         inputs = inputs if isinstance(inputs, tuple) else (inputs,)
         return [inputs[k] if is_input else blocks[k] for is_input, k in self.sources]
 
+    def node_shapes(self, shapes) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all nodes, from those of what the segment reads."""
+        every = list(shapes)
+        for node in self.nodes:
+            shape = node.shape
+            if not shape:  # those that join the outputs do not say theirs
+                like = [jax.ShapeDtypeStruct(every[k], jnp.float32) for k in node.arguments]
+                shape = jax.eval_shape(node.operation, node.weights, *like).shape
+            every.append(shape)
+        return tuple(every[len(shapes) :])
+
+    def shape(self, shapes) -> tuple[int, ...]:
+        """The shape of the output, from those of what the segment reads."""
+        return (*shapes, *self.node_shapes(shapes))[self.output]
+
     def __call__(self, inputs, blocks):
         values = self.pick(inputs, blocks)
         for node in self.nodes:
@@ -43,39 +77,69 @@ class Segment(eqx.Module):
         return values[self.output]
 
 
+_MOVING = (Broadcast, Concat, Reshape, Slice, Take, Transpose)
+
+
+def copied(segment: Segment, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """For every entry of a segment's output the place of the first one that is the same number.
+
+    Products repeat their factors many times; what is known of one copy is known of all. `shapes`
+    are those of the values that the segment reads.
+    """
+    count, total = len(shapes), 0
+    known: dict[int, np.ndarray] = {}
+
+    def entries(index: int) -> np.ndarray:
+        nonlocal total
+        if index not in known:
+            node = segment.nodes[index - count] if index >= count else None
+            if node is not None and isinstance(node.operation, _MOVING):
+                arguments = [entries(k) for k in node.arguments]
+                known[index] = np.asarray(node.operation(node.weights, *arguments))
+            else:
+                shape = shapes[index] if node is None else node.shape
+                known[index] = (total + np.arange(math.prod(shape))).reshape(shape)
+                total += math.prod(shape)
+        return known[index]
+
+    _, first, back = np.unique(entries(segment.output), return_index=True, return_inverse=True)
+    return first[back.reshape(-1)]
+
+
 class Layer(eqx.Module):
     """A segment and the nonlinear node that follows it."""
 
     segment: Segment
-    operation: Activation | Max = eqx.field(static=True)
+    operation: Activation | Joint = eqx.field(static=True)
     weights: Any
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def wedge(self, low, high) -> AbstractWedge:
         """The convex hull of the nonlinear node where its arguments are in [low, high]."""
-        if isinstance(self.operation, Max):
-            return max_wedge(low, high)
+        if isinstance(self.operation, Joint):
+            return _JOINT[self.operation.label][0](low, high)
         settings = dict(self.operation.settings)
         return find(self.operation.kind).wedge(low, high, self.weights, **settings)
 
     def image(self, low, high):
         """An interval that contains the block where the arguments are in [low, high]."""
-        if isinstance(self.operation, Max):
-            return max_image(low, high)
+        if isinstance(self.operation, Joint):
+            return _JOINT[self.operation.label][1](low, high)
         settings = dict(self.operation.settings)
         return find(self.operation.kind).image(low, high, self.weights, **settings)
 
     def unit(self, low, high):
-        """How wide the interval is in which the arguments of each entry of the block are."""
-        width = high - low
-        return jnp.max(width, axis=-1) if isinstance(self.operation, Max) else width
+        """How far apart the pieces of each entry's wedge can be."""
+        if isinstance(self.operation, Joint):
+            return _JOINT[self.operation.label][2](low, high)
+        return high - low
 
     def bent(self, low, high):
         """Which arguments feed an activation that is not linear on its interval."""
         wedge = self.wedge(low, high)
         middle = 0.5 * low + 0.5 * high
         wide = wedge.upper(middle) > wedge.lower(middle)
-        # A maximum has one block entry for several arguments.
+        # Maxima and products have one block entry for several arguments.
         wide = wide if wide.ndim == low.ndim else wide[..., None]
         return jnp.broadcast_to(wide, low.shape) & (high > low)
 
@@ -125,7 +189,7 @@ def split(network: Network) -> Split:
         return Segment(nodes, named, len(outer) + len(nodes) - 1)
 
     for number, node in enumerate(network.nodes):
-        if isinstance(node.operation, (Activation, Max)):
+        if isinstance(node.operation, (Activation, Joint)):
             before = segment(node.arguments[0])
             layers.append(Layer(before, node.operation, node.weights, node.shape))
             names.append(network.labels.nodes[number] or f"layer {len(layers)}")

@@ -25,9 +25,9 @@ from stagecert.networks.backward import (
 from stagecert.networks.relaxation import Layer, LayerStage, Segment, linear_objective
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import Point
+from stagecert.searching import search_lanes
 from stagecert.sets import AbstractSet
 from stagecert.solvers import Damped, Polish
-from stagecert.solving import search_lanes
 
 
 class Relaxed(eqx.Module):
@@ -215,6 +215,20 @@ CACHED_NUMBERS = 200_000
 AIM = 0.98
 
 
+# Neurons times rows that cost next to nothing, compared with compiling for another number of rows.
+CHEAP_NUMBERS = 20_000
+
+
+def few_sizes(layers: tuple[Layer, ...], rows: int, boxes: int = 1) -> int:
+    """A number of rows on each box, no smaller, of which there are few: powers of two.
+
+    Small numbers are all the same where that costs next to nothing.
+    """
+    neurons = max(sum(math.prod(layer.shape) for layer in layers) * boxes, 1)
+    least = min(max(CHEAP_NUMBERS // neurons, 1), 8)
+    return 1 << (max(rows, least) - 1).bit_length()
+
+
 def _rows(tree, some: slice):
     return jax.tree.map(lambda x: x[some], tree)
 
@@ -270,7 +284,8 @@ def search(
     `keep` is called with the proposals behind the bounds, with a leading axis of lanes, whenever
     these are certified; the last call counts.
     """
-    lanes = _lanes(layers, last, relaxed, inputs, rows, dtype)
+    # One name for each type: programs are compiled for the type as it is given.
+    lanes = _lanes(layers, last, relaxed, inputs, rows, np.dtype(dtype).type)
     boxes, count = rows.shape[:2]
     # The problems' numbers were checked when the boxes were.
     axes = _axes(lanes.problem)

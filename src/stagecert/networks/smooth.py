@@ -1,4 +1,4 @@
-"""Smooth activations, and those that are smooth but for a joint: ELU and hard swish."""
+"""Smooth activations, powers, and what is smooth but for a joint: ELU and hard swish."""
 
 import functools
 from collections.abc import Callable
@@ -56,6 +56,10 @@ def _softsign_slope(x):
 # Below this, x times a tail is zero in any precision; above, it keeps inf * 0 away.
 _TAIL = 2000.0
 _ROOT_HALF = float(np.sqrt(0.5))
+
+
+def _erf_slope(x):
+    return float(2 / np.sqrt(np.pi)) * jnp.exp(-x * x)
 
 
 def _gelu(x):
@@ -156,6 +160,7 @@ PROFILES = {
     "exp": make_profile(jnp.exp, jnp.exp, reach=_exp_reach),
     "square": make_profile(jnp.square, lambda x: 2 * x, reach=_square_reach),
     "sigmoid": make_profile(_sigmoid, _sigmoid_slope, knots=(0.0,)),
+    "erf": make_profile(jax.scipy.special.erf, _erf_slope, knots=(0.0,)),
     "tanh": make_profile(jnp.tanh, _tanh_slope, knots=(0.0,)),
     "softsign": make_profile(_softsign, _softsign_slope, knots=(0.0,)),
     "gelu": make_profile(
@@ -195,6 +200,7 @@ RANGES = {
     "square": (0, np.inf),
     "sigmoid": (0, 1),
     "tanh": (-1, 1),
+    "erf": (-1, 1),
     "softsign": (-1, 1),
 }
 
@@ -232,6 +238,54 @@ class Smooth(AbstractActivation):
     def wedge(self, low, high, weights=None, /):
         sides = hulls.hull(self.profile, low, high)
         return HullWedge(*(hulls.moved_out(side, self.room) for side in sides))
+
+
+# -- powers ----------------------------------------------------------------------------------------
+
+MOST_EXPONENT = 12
+
+
+@functools.cache
+def _power(exponent: int) -> Profile:
+    def function(x):
+        return x**exponent
+
+    def derivative(x):
+        return exponent * x ** (exponent - 1)
+
+    if exponent % 2:
+        return make_profile(function, derivative, knots=(0.0,), bend=-1)
+    return make_profile(function, derivative)
+
+
+class Power(AbstractActivation):
+    """x to the power of a whole number from three on."""
+
+    def _profile(self, exponent: float) -> Profile:
+        if not (exponent == int(exponent) and 3 <= exponent <= MOST_EXPONENT):
+            raise ProblemError(
+                f"Powers have a whole exponent from 3 to {MOST_EXPONENT}, not {exponent}."
+            )
+        return _power(int(exponent))
+
+    def __call__(self, x, weights=None, /, exponent=3.0):
+        return self._profile(exponent).function(x)
+
+    def image(self, low, high, weights=None, /, exponent=3.0):
+        minimum = None if exponent % 2 else (0.0, 0.0)
+        least, most = _image(self._profile(exponent), low, high, minimum)
+        # Where it overflows, infinity less infinity was computed.
+        return jnp.where(jnp.isnan(least), -jnp.inf, least), jnp.where(
+            jnp.isnan(most), jnp.inf, most
+        )
+
+    def wedge(self, low, high, weights=None, /, exponent=3.0):
+        profile = self._profile(exponent)
+        # What would overflow is as good as unbounded.
+        most = float(jnp.finfo(low.dtype).max) ** (1 / exponent) / 8
+        low = jnp.where(low > -most, low, -jnp.inf)
+        high = jnp.where(high < most, high, jnp.inf)
+        return HullWedge(*hulls.hull(profile, low, high))
 
 
 # -- a line on the right, an exponential on the left -----------------------------------------------

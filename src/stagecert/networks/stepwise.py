@@ -1,10 +1,10 @@
-"""One pass back, compiled layer by layer: for deep networks and many boxes.
+"""Passes back, layer by layer: for deep networks, convolutions and many boxes.
 
-The same bounds as `backward.dual_bound` on the intervals of `intermediate.enclose`, with the same
-charges for rounding. There, every layer has programs of its own that go back through all layers
-before it; so the time to compile grows with the square of the depth. Here, a program goes through
-one layer only. Layers of the same kind and shape share it, and so does every pass that crosses
-them, wherever it began. Rows are worked off in portions of one size, each row with its own box.
+The same bounds as `backward.dual_bound`, with the same charges for rounding. There, one program
+goes back through all layers. Here, a program goes through one layer only (see `portions`): layers
+of the same kind and shape share it, and so does every pass that crosses them, wherever it began.
+What a neuron does not see is left out (see `windows`). Rows are worked off in portions of one size,
+each with its own box.
 """
 
 import math
@@ -17,22 +17,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert.networks.backward import Lines, Span, _terms, lines_at, segment_span
-from stagecert.networks.intermediate import _exact
-from stagecert.networks.intervals import segment_interval
+from stagecert.networks.backward import Lines, Sums, roundings
+from stagecert.networks.operations import Conv, MatMul, Reduce, Sum, WindowSum
+from stagecert.networks.portions import (
+    Curve,
+    Goal,
+    Known,
+    Rows,
+    State,
+    View,
+    bent_at,
+    block_of,
+    finish,
+    first_state,
+    forward,
+    reach,
+    span_of,
+    through,
+)
 from stagecert.networks.regions import Regions
-from stagecert.networks.relaxation import Layer, Segment, Split
-from stagecert.networks.search import magnitude
+from stagecert.networks.relaxation import Segment, Split, copied
+from stagecert.networks.windows import Plan, Planner, Sight, Source, Window
+from stagecert.solvers.damped import Damped
 
-Source = tuple[bool, int]
-
-
-class Sums(eqx.Module):
-    """What a pass back has added up so far, for each row; see `backward.dual_bound`."""
-
-    total: Any
-    slip: Any
-    size: Any
+# Neurons that go back at a time, at most.
+LARGEST_PORTION = 2048
+# Neurons times rows at a time: on CPUs, larger arrays fall out of the caches.
+LANE_NUMBERS = 400_000
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,32 @@ class Found:
     minimisers: np.ndarray
 
 
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A segment from which rows go back: with its sources numbered from zero, and what they are."""
+
+    segment: Segment
+    sources: tuple[Source, ...]
+    plan: Plan
+    known: Known
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """A finished pass.
+
+    Attributes:
+        bound: of all rows.
+        coefficients, minimisers: of each input, where asked for.
+        cotangents: those that arrived at each block.
+    """
+
+    bound: Any
+    coefficients: tuple
+    minimisers: tuple
+    cotangents: dict[int, tuple]
+
+
 class Passes:
     """Intervals of all activations' arguments for a batch of boxes, and passes back from there.
 
@@ -57,10 +94,11 @@ class Passes:
         parts: the network in float64.
         regions: the boxes.
         rows_at_once: how many rows go back at a time.
-        refine: whether intervals are tightened by passes back where that can help.
+        refine: how intervals are tightened where that can help: 0 not at all, 1 by a pass back,
+            1 + k by k steps of the search after it.
         count: only the first so many boxes matter; the others fill up the batch.
         stop: asked between steps; once it says so, `complete` is False and nothing else counts.
-        share: called with how many of how many layers are done.
+        share: called with a layer's number, and how many of how many of its neurons are done.
 
     Attributes:
         arguments: (low, high) of every layer's argument, each with a leading axis of boxes.
@@ -73,123 +111,298 @@ class Passes:
         regions: Regions,
         rows_at_once: int,
         *,
-        refine: bool = True,
+        refine: int = 1,
         count: int | None = None,
         stop: Callable[[], bool] = lambda: False,
-        share: Callable[[int, int], None] = lambda done, size: None,
+        share: Callable[[int, int, int], None] = lambda layer, done, size: None,
     ):
-        self.sets, self.width = regions.sets, rows_at_once
-        self.count = regions.count if count is None else count
+        self._set_up(parts, regions, rows_at_once)
+        count = regions.count if count is None else count
+        self.share = share
+        for index in range(len(self.layers)):
+            if stop():
+                return
+            interval, bent, known = self._measured(index)
+            if refine and not (self._of_inputs(index) and exact(parts.layers[index].segment)):
+                for steps in (0, refine - 1)[:refine]:
+                    chosen = self._chosen(index, np.asarray(bent)[:count])
+                    interval = self._refined(index, known, interval, chosen, (steps, stop))
+                    if interval is None:
+                        return
+                    # The search is worth its time only where a pass back does not settle it.
+                    bent = bent_at(self.layers[index], *interval) if refine > 1 else bent
+            self._append(index, known, interval)
+        self._end()
+
+    @classmethod
+    def on(cls, parts: Split, regions: Regions, rows_at_once: int, arguments) -> "Passes":
+        """Passes on given intervals of the first layers' arguments."""
+        made = cls.__new__(cls)
+        made._set_up(parts, regions, rows_at_once)
+        for index, (low, high) in enumerate(arguments):
+            made._append(index, made._measured(index)[2], (jnp.asarray(low), jnp.asarray(high)))
+        if len(made.arguments) == len(parts.layers):
+            made._end()
+        return made
+
+    # -- intervals, layer by layer ---------------------------------------------------------------
+
+    def _set_up(self, parts: Split, regions: Regions, rows_at_once: int) -> None:
+        self.parts, self.sets, self.width = parts, regions.sets, rows_at_once
         self.boxed = regions.boxed
         self.layers = [
             eqx.tree_at(lambda layer: layer.segment, layer, local(layer.segment))
             for layer in parts.layers
         ]
-        self.sources = [layer.segment.sources for layer in parts.layers]
-        self.last, self.last_sources = local(parts.last), parts.last.sources
-        self.consumers = len(parts.layers) + 1
+        self.last = local(parts.last)
+        self.planner = Planner(parts.layers, regions.shapes, regions.boxed)
         self.pairs: dict[Source, Any] = {(True, k): p for k, p in enumerate(regions.boxes)}
-        self.sizes: dict[Source, Any] = {k: magnitude(*p) for k, p in self.pairs.items()}
-        self.inputs = len(regions.boxes)
-        self.spans: list[Span] = []
-        self.lines: list[Lines] = []
+        self.sizes: dict[Source, Any] = {k: _size(*p) for k, p in self.pairs.items()}
+        self.known: list[Known] = []
+        self.curves: list[Curve] = []
         self.arguments: tuple = ()
         self.complete = False
-        for index, layer in enumerate(self.layers):
-            if stop() or not self._add(index, layer, refine, stop):
-                return
-            share(index + 1, len(self.layers))
-        self.last_span = _span(self.last, self._of(self.sizes, self.last_sources))
+
+    def _end(self) -> None:
+        span, constant = span_of(self.last, self._of(self.sizes, self.parts.last.sources))
+        self.known_last = Known(span, constant, None)
         self.complete = True
 
     def _of(self, known: dict, sources) -> tuple:
         return tuple(known[source] for source in sources)
 
-    def _add(self, index: int, layer: Layer, refine: bool, stop) -> bool:
-        sources = self.sources[index]
+    def _of_inputs(self, index: int) -> bool:
+        """Whether a layer reads boxes of inputs alone."""
+        return self.boxed and all(is_input for is_input, _ in self._sources(index))
+
+    def _sources(self, index: int) -> tuple[Source, ...]:
+        return self.parts.layers[index].segment.sources
+
+    def _measured(self, index: int):
+        """A layer's argument by intervals, where the activation bends, what else is known of it."""
+        sources = self._sources(index)
         pairs, sizes = self._of(self.pairs, sources), self._of(self.sizes, sources)
-        low, high, bent, span = _reach(layer, pairs, sizes)
-        of_inputs = all(is_input for is_input, _ in sources)
-        if refine and not (of_inputs and self.boxed and _exact(layer.segment)):
-            of_box, entry = np.nonzero(np.asarray(bent)[: self.count])
-            if len(of_box):
-                low, high = np.array(low), np.array(high)
-                done = self._refine(index, layer, span, (low, high), of_box, entry, stop)
-                if not done:
-                    return False
-                low, high = jnp.asarray(low), jnp.asarray(high)
-        self.spans.append(span)
-        image, size, lines = _block(layer, low, high, span)
-        self.lines.append(lines)
+        low, high, bent, span, constant = reach(self.layers[index], pairs, sizes)
+        return (low, high), bent, Known(span, constant, None)
+
+    def _append(self, index: int, known: Known, interval) -> None:
+        image, size, lines, curve = block_of(self.layers[index], *interval, known.span)
+        self.known.append(Known(known.span, known.constant, lines))
+        self.curves.append(curve)
         self.pairs[False, index], self.sizes[False, index] = image, size
-        self.arguments = (*self.arguments, (low, high))
-        return True
+        self.arguments = (*self.arguments, interval)
 
-    def _refine(self, index, layer: Layer, span, ends, of_box, entry, stop) -> bool:
-        """Tightens the chosen entries of a layer's argument; False if there is no time."""
+    def _copied(self, index: int) -> np.ndarray:
+        """For every entry of a layer's argument the first one that is the same number."""
+        sources = self._sources(index)
+        shapes = [self.planner.shapes[source] for source in sources]
+        return copied(self.parts.layers[index].segment, shapes)
+
+    def _chosen(self, index: int, bent: np.ndarray):
+        """(boxes, entries) where an argument is to be tightened: of copies, the first alone."""
+        of_box, entry = np.nonzero(bent)
+        first = self._copied(index)
+        return np.divmod(np.unique(of_box * len(first) + first[entry]), len(first))
+
+    def _refined(self, index: int, known: Known, interval, chosen, effort):
+        """The interval, tightened at chosen (box, entry); None if there is no time."""
+        of_box, entry = chosen
+        if not len(of_box):
+            return interval
+        steps, stop = effort
+        ends = tuple(np.array(x) for x in interval)
         flat_low, flat_high = (x.reshape(len(x), -1) for x in ends)
-        shape = span.magnitude.shape[1:]
-        half = max(self.width // 2, 1)
-        for begin in range(0, len(of_box), half):
+        start = self._start(index, known)
+        for some in self._portions(start, len(of_box)):
             if stop():
-                return False
-            b, e = of_box[begin : begin + half], entry[begin : begin + half]
-            pad = half - len(b)
-            boxes = jnp.asarray(np.tile(np.pad(b, (0, pad)), 2))
-            rows = _units(jnp.asarray(np.pad(e, (0, pad))), shape)
-            found, _, _ = self._back(layer.segment, self.sources[index], span, boxes, rows)
-            least, most = np.split(np.asarray(found), 2)
-            flat_low[b, e] = np.maximum(flat_low[b, e], least[: len(b)])
-            flat_high[b, e] = np.minimum(flat_high[b, e], -most[: len(b)])
-        return True
+                return None
+            b, e = of_box[some], entry[some]
+            boxes, places, rows = self._both_ends(start, b, e, some.stop - some.start)
+            way = self._back(start, boxes, places, rows, full=steps > 0)
+            bound = np.asarray(way.bound)
+            if steps:
+                bound = self._searched(start, (boxes, places, rows), way, steps)[0]
+            least, minus_most = bound[: len(b)].T
+            flat_low[b, e] = np.maximum(flat_low[b, e], least)
+            flat_high[b, e] = np.minimum(flat_high[b, e], -minus_most)
+            self.share(index + 1, min(some.stop, len(of_box)), len(of_box))
+        # What holds for the first of several copies holds for all of them.
+        first = self._copied(index)
+        return tuple(jnp.asarray(x.reshape(len(x), -1)[:, first].reshape(x.shape)) for x in ends)
 
-    def _back(self, segment: Segment, sources, span: Span, boxes, rows):
-        """Bounds of rows of a segment, each on its own box: one pass back."""
-        zero = jnp.zeros(len(rows))
-        reached: dict[Source, Any] = {}
+    def _start(self, index: int, known: Known, windows: bool = True) -> Start:
+        segment = self.parts.layers[index].segment
+        plan = self.planner.plan(segment, known.constant.shape, windows)
+        return Start(self.layers[index].segment, segment.sources, plan, known)
 
-        def send(sources, cotangents) -> None:
-            for source, g in zip(sources, cotangents, strict=True):
-                reached[source] = _add(reached[source], g) if source in reached else g
+    def _portions(self, start: Start, count: int) -> list[slice]:
+        """Slices of one size of the neurons that go back: of those that see little, more at a time.
 
-        start = Sums(zero, zero, zero)
-        shapes = self._shapes(sources)
-        out, sums = _pull(segment, shapes, self.consumers, span, boxes, rows, start)
-        send(sources, out)
-        for index in reversed(range(len(self.lines))):
-            g = reached.pop((False, index), None)
-            if g is None:
-                continue
-            out, sums = _cross(
-                self.layers[index].segment, self._shapes(self.sources[index]), self.consumers,
-                self.spans[index], self.lines[index], boxes, g, sums,
-            )  # fmt: skip
-            send(self.sources[index], out)
-        of_inputs = tuple(
-            reached[True, k]
-            if (True, k) in reached
-            else jnp.zeros((len(rows), *self.sizes[True, k].shape[1:]))
-            for k in range(self.inputs)
-        )
-        return _finish(self.sets, self.consumers, boxes, of_inputs, sums)
+        The last one may end behind them.
+        """
+        # Whole arrays are as many as those of the network, or fewer: one size for all layers.
+        entries = max(start.plan.entries, 1)
+        more = max(self.planner.entries(start.plan) // entries, 1)
+        neurons = max(self.width * more // 2, 1)
+        size = min(1 << neurons.bit_length() - 1, LARGEST_PORTION)
+        return [slice(begin, begin + size) for begin in range(0, count, size)]
 
-    def _shapes(self, sources) -> tuple:
-        return tuple(self.sizes[source].shape[1:] for source in sources)
+    def _both_ends(self, start: Start, of_box, entry, size: int):
+        """Boxes, places and rows of neurons, filled up to a size: each entry, and minus it."""
+        pad = (0, size - len(of_box))
+        at = np.unravel_index(np.pad(entry, pad), start.known.constant.shape)
+        places = np.stack(at, axis=1).astype(np.int32)
+        return np.pad(of_box, pad).astype(np.int32), places, _units(places, start.plan.first.out)
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def _view(self, segment: Segment, sight: Sight, index: int | None) -> View:
+        """How the segment of a layer is seen, or one where rows begin."""
+        block = None
+        if index is not None:
+            shape = self.planner.shapes[False, index]
+            # A maximum's argument has one axis more.
+            block = sight.out.like(sight.out.axes[: len(shape)]), shape
+        shapes = sight.shapes[: len(segment.sources)]
+        return View(sight, block, roundings(segment, list(shapes), len(self.layers) + 1))
+
+    def _back(self, start: Start, boxes, places, rows, lines=None, full: bool = False) -> Way:
+        """Bounds of rows (neurons, rows of each, ...) of a segment: one pass back.
+
+        Args:
+            lines: of each layer, where rows have their own.
+            full: whether coefficients, minimisers and cotangents are asked for.
+        """
+        arriving: dict[Source, tuple] = {}
+        met: dict[int, tuple] = {}
+        sums = Sums.none(rows.shape[:2], np.float64)
+
+        def go(segment: Segment, sources, view: View, known: Known, cotangents, own) -> None:
+            nonlocal sums
+            portion = Rows(boxes, _places(places, view.sight.moves), sums)
+            out, sums = through(segment, view, known, portion, cotangents, own)
+            for source, cotangent in zip(sources, out, strict=True):
+                arriving[source] = (*arriving.get(source, ()), cotangent)
+
+        first = self._view(start.segment, start.plan.first, None)
+        go(start.segment, start.sources, first, start.known, (rows,), None)
+        for index, sight in start.plan.steps:
+            met[index] = arriving.pop((False, index))
+            segment = self.layers[index].segment
+            view = self._view(segment, sight, index)
+            own = None if lines is None else lines[index]
+            go(segment, self._sources(index), view, self.known[index], met[index], own)
+        inputs = range(self.planner.inputs)
+        shapes = tuple(self.planner.shapes[True, k] for k in inputs)
+        goal = Goal(start.plan.inputs, shapes, self.boxed, len(self.layers) + 1, full)
+        moves = any(window.moves for window in goal.windows)
+        arrived = tuple(arriving.get((True, k), ()) for k in inputs)
+        portion = Rows(boxes, _places(places, moves), sums)
+        return Way(*finish(self.sets, goal, portion, arrived), met)
+
+    def _searched(self, start: Start, where, way: Way, steps: int):
+        """The best bounds of a pass and a few steps after it, and the lines of the best step.
+
+        These are the steps of `solvers.Damped`: a pass forwards at the corner that the pass back
+        before it proposed, which moves the slopes of the lines, and a pass back with these.
+        """
+        boxes, places, rows = where
+        damped = Damped()
+        first = np.asarray(way.bound)
+        best, kept = np.full_like(first, -np.inf), None
+        states: dict[int, State] = {}
+        inputs = way.minimisers
+        for count in range(steps):
+            late = max(count - damped.whole, 0)
+            share = 1.0 if late == 0 else 0.5 * damped.settle / (damped.settle + late)
+            inputs = tuple(
+                new if share == 1 else (1 - share) * old + share * new
+                for old, new in zip(inputs, way.minimisers, strict=True)
+            )
+            values: dict[Source, Any] = {(True, k): x for k, x in enumerate(inputs)}
+            lines: dict[int, Lines] = {}
+            for index, sight in reversed(start.plan.steps):
+                layer = self.layers[index]
+                view, curve = self._view(layer.segment, sight, index), self.curves[index]
+                state = states.get(index) or first_state(view, curve, rows.shape[:2])
+                state = State(state.fractions, state.memory, np.int32(count), np.float64(share))
+                portion = Rows(boxes, _places(places, sight.moves), None)
+                values[False, index], lines[index], states[index] = forward(
+                    layer, view, (self.known[index], curve), portion,
+                    self._of(values, self._sources(index)), way.cotangents[index], state,
+                )  # fmt: skip
+            way = self._back(start, boxes, places, rows, lines, full=True)
+            bound = np.asarray(way.bound)
+            higher = bound > best
+            kept = lines if kept is None else _chosen(higher, lines, kept)
+            best = np.where(higher, bound, best)
+        return np.maximum(best, first), kept
+
+    def slopes(
+        self, index: int, entry: np.ndarray, steps: int, pause: Callable[[], None]
+    ) -> list[tuple]:
+        """Slopes for both ends of entries of a layer's argument on the first box, by a few steps.
+
+        The lines below and above of every layer before it: arrays (entries, 2, ...), the lower end
+        first. `pause` is called between portions.
+        """
+        start = self._start(index, self._measured(index)[2], windows=False)
+        found = []
+        for some in self._portions(start, len(entry)):
+            pause()
+            e = entry[some]
+            where = self._both_ends(start, np.zeros(len(e), int), e, some.stop - some.start)
+            way = self._back(start, *where, full=True)
+            lines = self._searched(start, where, way, steps)[1]
+            found.append(
+                [
+                    tuple(np.asarray(x)[: len(e)] for x in (line.low_slope, line.high_slope))
+                    for line in (lines[k] for k in sorted(lines))
+                ]
+            )
+        return [
+            tuple(np.concatenate(side) for side in zip(*layer, strict=True))
+            for layer in zip(*found, strict=True)
+        ]
 
     def bound(self, of_box: np.ndarray, rows: np.ndarray) -> Found:
         """Lower bounds of rows . outputs, each row (count, outputs) over the box given with it."""
-        parts = []
-        for begin in range(0, len(of_box), self.width):
-            b, r = of_box[begin : begin + self.width], rows[begin : begin + self.width]
-            pad = self.width - len(b)
-            boxes = jnp.asarray(np.pad(b, (0, pad)))
-            some = jnp.asarray(np.pad(r, ((0, pad), (0, 0))))
-            found = self._back(self.last, self.last_sources, self.last_span, boxes, some)
-            parts.append([np.asarray(x)[: len(b)] for x in found])
-        if not parts:
-            entries = sum(math.prod(self.sizes[True, k].shape[1:]) for k in range(self.inputs))
+        known, last = self.known_last, self.parts.last
+        plan = self.planner.plan(last, known.constant.shape, windows=False)
+        start = Start(self.last, last.sources, plan, known)
+        # Two rows of a box at a time, as of neurons: the programs are the same.
+        order, pairs, place = _pairs(of_box)
+        size = max(self.width // 2, 1)
+        shape = known.constant.shape
+        found: list[list] = [[], [], []]
+        for begin in range(0, len(pairs), size):
+            some = slice(begin, min(begin + size, len(pairs)))
+            boxes = np.zeros(size, np.int32)
+            boxes[: some.stop - begin] = pairs[some]
+            at = (place[:, 0] >= begin) & (place[:, 0] < begin + size)
+            both = np.zeros((size, 2, *shape))
+            both[place[at, 0] - begin, place[at, 1]] = rows[order[at]]
+            nowhere = np.zeros((size, 0), np.int32)
+            way = self._back(start, boxes, nowhere, both, full=True)
+            for column, x in zip(found, (way.bound, way.coefficients, way.minimisers), strict=True):
+                x = np.asarray(x)[..., None] if column is found[0] else _flat(x)
+                column.append(x[place[at, 0] - begin, place[at, 1]])
+        if not pairs.size:
+            shapes = (self.planner.shapes[True, k] for k in range(self.planner.inputs))
+            entries = sum(map(math.prod, shapes))
             return Found(np.zeros(0), np.zeros((0, entries)), np.zeros((0, entries)))
-        return Found(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        back = np.argsort(order, kind="stable")
+        bound, coefficients, minimisers = (np.concatenate(column)[back] for column in found)
+        return Found(bound[:, 0], coefficients, minimisers)
+
+
+def rows_at_once(parts: Split, memory: float) -> int:
+    """How many rows go back through a network at a time, with so many GiB: a power of two."""
+    neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
+    rows = min(int(memory * 2**30 / (8 * 32 * neurons)), 4096)
+    if jax.default_backend() == "cpu":
+        rows = min(rows, max(LANE_NUMBERS // neurons, 16), 1024)
+    return 1 << max(rows, 1).bit_length() - 1
 
 
 def local(segment: Segment) -> Segment:
@@ -199,117 +412,64 @@ def local(segment: Segment) -> Segment:
     )
 
 
-@eqx.filter_jit
-def _reach(layer: Layer, pairs: tuple, sizes: tuple):
-    """Interval of a layer's argument by intervals, where its activation bends there, its span."""
-
-    def one(pairs, sizes):
-        low, high = segment_interval(layer.segment, (), pairs)
-        bent = layer.bent(low, high).reshape(-1)
-        return low, high, bent, segment_span(layer.segment, (), sizes)
-
-    return jax.vmap(one)(pairs, sizes)
+def exact(segment: Segment) -> bool:
+    """Whether intervals of a box lose nothing: at most one node adds entries up."""
+    mixing = (MatMul, Conv, Sum, Reduce, WindowSum)
+    return sum(isinstance(node.operation, mixing) for node in segment.nodes) <= 1
 
 
-@eqx.filter_jit
-def _span(segment: Segment, sizes: tuple) -> Span:
-    return jax.vmap(lambda sizes: segment_span(segment, (), sizes))(sizes)
+def _size(low, high) -> np.ndarray:
+    return np.maximum(np.abs(low), np.abs(high))
 
 
-@eqx.filter_jit
-def _block(layer: Layer, low, high, span: Span):
-    """What a layer puts out: its interval, how large it gets, and lines around it."""
-
-    def one(low, high, span):
-        image = layer.image(low, high)
-        wedge = layer.wedge(low, high)
-        lines = lines_at(wedge, 0.5 * low + 0.5 * high, wedge.slopes(), span)
-        return image, magnitude(*image), lines
-
-    return jax.vmap(one)(low, high, span)
+def _places(places: np.ndarray, moves: bool) -> np.ndarray:
+    """Programs that need no places are the same for all neurons."""
+    return places if moves else places[:, :0]
 
 
-@eqx.filter_jit
-def _units(entry, shape: tuple):
-    """Rows that pick entries, and the same rows negated."""
-    unit = jax.nn.one_hot(entry, math.prod(shape), dtype=jnp.float64).reshape(-1, *shape)
-    return jnp.concatenate([unit, -unit])
+def _pairs(of_box: np.ndarray):
+    """Rows two by two, each pair of one box.
+
+    The rows sorted by box, the box of each pair, and for each sorted row its pair and its place
+    there.
+    """
+    order = np.argsort(of_box, kind="stable")
+    boxes, counts = np.unique(of_box, return_counts=True)
+    of_each = -(-counts // 2)
+    first_row, first_pair = np.cumsum(counts) - counts, np.cumsum(of_each) - of_each
+    rank = np.arange(len(order)) - np.repeat(first_row, counts)
+    place = np.stack([np.repeat(first_pair, counts) + rank // 2, rank % 2], axis=1)
+    return order, np.repeat(boxes, of_each), place
 
 
-@jax.jit
-def _add(a, b):
-    return a + b
+def _flat(arrays: tuple) -> np.ndarray:
+    """Arrays (pairs, 2, ...) with all other axes flattened and joined."""
+    return np.concatenate([np.asarray(x).reshape(*x.shape[:2], -1) for x in arrays], axis=2)
 
 
-def _pulled(segment: Segment, shapes: tuple, consumers: int, span: Span, cotangent, sums: Sums):
-    """One row through a segment, as in `backward.dual_bound`."""
-    dtype = cotangent.dtype
-    eps, tiny = jnp.finfo(dtype).eps, jnp.finfo(dtype).tiny
-    zeros = tuple(jnp.zeros(shape, dtype) for shape in shapes)
-    constant, back = jax.vjp(lambda blocks: segment((), blocks), zeros)
-    (out,) = back(cotangent)
-    reach = jnp.sum(jnp.abs(cotangent) * span.magnitude)
-    terms = _terms(segment, list(shapes), math.prod(cotangent.shape), consumers)
-    return out, Sums(
-        sums.total + jnp.sum(cotangent * constant),
-        sums.slip + terms * (eps * reach + 4 * tiny * (1 + span.total)),
-        sums.size + reach,
-    )
+def _units(places: np.ndarray, window: Window) -> np.ndarray:
+    """Rows that pick entries, and the same rows negated, as their neurons see them."""
+    rows = np.zeros((len(places), 2, *window.sizes))
+    at = [
+        np.zeros(len(places), int) if axis.step else places[:, k]
+        for k, axis in enumerate(window.axes)
+    ]
+    rows[(np.arange(len(places)), 0, *at)] = 1
+    rows[(np.arange(len(places)), 1, *at)] = -1
+    return rows
 
 
-@eqx.filter_jit
-def _pull(segment: Segment, shapes: tuple, consumers: int, span: Span, boxes, rows, sums: Sums):
-    """Rows through a segment: cotangents of what it reads."""
-    span = jax.tree.map(lambda x: x[boxes], span)
-    return jax.vmap(lambda s, g, sums: _pulled(segment, shapes, consumers, s, g, sums))(
-        span, rows, sums
-    )
+def _chosen(higher: np.ndarray, new: dict[int, Lines], old: dict[int, Lines]) -> dict[int, Lines]:
+    """The new lines of rows that are better with them, the old ones of the others."""
 
+    def pick(a, b):
+        a, b = np.asarray(a), np.asarray(b)
+        return np.where(higher.reshape(*higher.shape, *(1,) * (a.ndim - 2)), a, b)
 
-@eqx.filter_jit
-def _cross(
-    segment: Segment, shapes: tuple, consumers: int, span: Span, lines: Lines, boxes, g, sums: Sums
-):
-    """Cotangents of a block through its activation's lines and through the segment before."""
-    dtype = g.dtype
-    eps, tiny = jnp.finfo(dtype).eps, jnp.finfo(dtype).tiny
-
-    def one(span, line, g, sums):
-        up, down = jnp.maximum(g, 0), jnp.maximum(-g, 0)
-        absolute = jnp.sum(up * jnp.abs(line.low_offset) + down * jnp.abs(line.high_offset))
-        sums = Sums(
-            sums.total + jnp.sum(up * line.low_offset - down * line.high_offset),
-            sums.slip + (g.size + 8) * (eps * absolute + 4 * tiny),
-            sums.size + absolute,
+    return {
+        k: Lines(
+            *(pick(getattr(new[k], name), getattr(old[k], name))
+              for name in ("low_slope", "low_offset", "high_slope", "high_offset"))
         )
-        if line.low_slope.ndim > g.ndim:
-            up, down = up[..., None], down[..., None]
-        cotangent = up * line.low_slope - down * line.high_slope
-        return _pulled(segment, shapes, consumers, span, cotangent, sums)
-
-    span, lines = jax.tree.map(lambda x: x[boxes], (span, lines))
-    return jax.vmap(one)(span, lines, g, sums)
-
-
-@eqx.filter_jit
-def _finish(sets, consumers: int, boxes, of_inputs: tuple, sums: Sums):
-    """The bounds, the coefficients of the inputs, and the minimisers."""
-
-    def one(inputs, of_inputs, sums):
-        gradient = of_inputs if len(of_inputs) > 1 else of_inputs[0]
-        eps, tiny = jnp.finfo(sums.total.dtype).eps, jnp.finfo(sums.total.dtype).tiny
-        minimiser = inputs.minimise_linear(gradient)
-        term = inputs.linear_minimum(gradient)
-        sizes = jax.tree.map(
-            lambda g, x, c: jnp.sum(jnp.abs(g) * (jnp.abs(x) + jnp.abs(c))),
-            gradient, minimiser, inputs.centre(),
-        )  # fmt: skip
-        size = jax.tree.reduce(jnp.add, sizes) + jnp.abs(term)
-        entries = sum(math.prod(x.shape) for x in of_inputs)
-        slip = sums.slip + (entries + 8) * (eps * size + 4 * tiny)
-        slip = slip + 4 * (consumers + 4) * eps * (sums.size + size)
-        bound = sums.total + term - slip * (1 + 1e-6)
-        flat = lambda tree: jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(tree)])  # noqa: E731
-        return jnp.where(jnp.isnan(bound), -jnp.inf, bound), flat(gradient), flat(minimiser)
-
-    return jax.vmap(one)(jax.tree.map(lambda x: x[boxes], sets), of_inputs, sums)
+        for k in new
+    }  # fmt: skip

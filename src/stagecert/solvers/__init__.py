@@ -1,4 +1,4 @@
-"""Solvers: small objects that one loop (stagecert.solving) runs."""
+"""Solvers: small objects that one loop (stagecert.searching) runs."""
 
 from stagecert.solvers.base import AbstractSolver, Report
 from stagecert.solvers.damped import Damped

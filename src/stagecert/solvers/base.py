@@ -7,13 +7,15 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from stagecert import tree
-from stagecert.certificate import Crossing, Evaluation, Proposal, as_drawn
+from stagecert.certificate import Crossing, Evaluation, Proposal, as_drawn, standing
 from stagecert.problem import Problem
 from stagecert.reformulation import Point
+from stagecert.repairing import PASSES, repaired
+from stagecert.sides import Guide
 
 
 class Report(eqx.Module):
-    """What a step found: a feasible point with its value, and a proposed bound.
+    """What a step found: a point with its value, and a proposed bound.
 
     The loop keeps the best value and the best bound of all reports, so a step may report whatever
     it evaluated, good or bad.
@@ -26,6 +28,7 @@ class Report(eqx.Module):
     proposal: Proposal
     passes: Any
     stuck: Any
+    feasible: Any = True  # whether the side constraints hold at the point
 
 
 class AbstractSolver(eqx.Module):
@@ -76,6 +79,26 @@ def report(evaluation: Evaluation, passes, stuck: Any = False) -> Report:
         evaluation.proposal(),
         jnp.asarray(passes, jnp.int32),
         jnp.asarray(stuck),
+        evaluation.feasible,
+    )
+
+
+def guide_of(problem: Problem) -> Guide:
+    """What is known of a problem's side constraints; nothing where it has none."""
+    return Guide() if problem.guide is None else problem.guide
+
+
+def repaired_report(problem: Problem, evaluation: Evaluation, passes, stuck: Any = False) -> Report:
+    """The report of one evaluation whose point is brought into the side constraints, if it can."""
+    found = report(evaluation, passes, stuck)
+    if problem.guide is None:
+        return found
+    point, done = repaired(problem, evaluation.point, evaluation.done)
+    crossing, feasible = standing(problem, done)
+    return eqx.tree_at(
+        lambda r: (r.point, r.value, r.crossing, r.passes, r.feasible),
+        found,
+        (point, done.value, crossing, found.passes + PASSES, feasible),
     )
 
 

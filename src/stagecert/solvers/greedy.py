@@ -83,5 +83,6 @@ class Greedy(AbstractSolver):
             trials.proposal,
             trials.count * passes_of_evaluate(with_gradient=False),
             stuck,
+            new.feasible,
         )
         return tree.select(stuck, state, new), found

@@ -7,6 +7,8 @@ A nonsmooth piece max(x) = max over weights w of w . x is smoothed to the maximu
 width/2 |w - centre|^2. When the smoothed problem is nearly solved, the centres move to the
 weights found: the proximal method of multipliers. The weights then converge to those that certify
 the optimum, at a width that need not go to zero, so the smoothed problem stays well conditioned.
+Side constraints are smoothed, and their multipliers moved, in the same way: that is the method of
+multipliers for an augmented Lagrangian (stagecert.sides).
 Smoothing serves the search alone: every value and bound reported comes from the exact functions;
 only the *slopes* of the pieces, which may be anything, are taken from the smoothed ones.
 """
@@ -22,7 +24,8 @@ from stagecert import pieces, tree
 from stagecert.certificate import evaluate, passes_of_evaluate
 from stagecert.problem import Problem
 from stagecert.reformulation import Point, psi_0_and_gradient
-from stagecert.solvers.base import AbstractSolver, project, report
+from stagecert.sides import Sides, augmented, missed, with_multipliers
+from stagecert.solvers.base import AbstractSolver, guide_of, project, repaired_report, report
 from stagecert.solvers.quasi_newton import Curvature, bends, model_step
 
 # Units are per entry, so that badly scaled rows are smoothed in their own measure, but no smaller
@@ -70,6 +73,7 @@ class Smoothed(eqx.Module):
     like: Point
     tau: Any
     data: Any
+    centre: Sides
 
     def vector(self, point: Point):
         """The point as a vector."""
@@ -100,13 +104,19 @@ class Smoothed(eqx.Module):
         return jax.tree.map(jnp.divide, back(vector), self._units())
 
     def evaluate(self, vector):
-        """(value, gradient, slopes of the pieces). Two passes."""
+        """(value, gradient, slopes of pieces and multipliers of constraints). Two passes."""
         treatment_of = (lambda _: pieces.smoothed(self.tau)) if jax.tree.leaves(self.data) else None
+        widths = jax.tree.map(lambda w: self.tau * w, guide_of(self.problem).widths)
         done, gradient = psi_0_and_gradient(
-            self.problem, self.point(vector), treatment_of, self.data
+            self.problem,
+            self.point(vector),
+            treatment_of,
+            self.data,
+            augmented(self.centre, widths),
         )
         scaled = jax.tree.map(jnp.multiply, gradient, self._units())
-        return done.value, jax.flatten_util.ravel_pytree(scaled)[0], done.records
+        slopes = (done.records, done.held)
+        return done.total, jax.flatten_util.ravel_pytree(scaled)[0], slopes
 
 
 class PolishState(eqx.Module):
@@ -119,12 +129,13 @@ class PolishState(eqx.Module):
     at: Any
     value: Any
     gradient: Any
-    slopes: Any
+    slopes: Any  # of the pieces, and the multipliers of side constraints
     recent: Any  # the last values; a trial must be lower than the highest of them
     curvature: Curvature
     share: Any  # how much of the step the next trial takes
     tau: Any
     data: Any
+    centre: Sides  # the multipliers of side constraints that the augmented Lagrangian is around
     hidden: Any  # what smoothing hid when the centres were last moved
     q: Any  # threshold for correcting degenerate entries, as in Fix-Degeneracy
     corrected: Any  # whether a correction was tried since the search last got on
@@ -157,24 +168,27 @@ class Polish(AbstractSolver):
     progress: float = 0.99
 
     def init(self, problem, point):
-        exact = evaluate(problem, point, pieces.measured, with_gradient=False)
+        centre = guide_of(problem).centre
+        rule = with_multipliers(centre)
+        exact = evaluate(problem, point, pieces.measured, with_gradient=False, rule=rule)
         data = smoothing_data(exact.done.records)
         slopes = jax.tree.map(lambda record: record[1], exact.done.records, is_leaf=is_datum)
         exact = eqx.tree_at(lambda e: e.done.records, exact, slopes)
         tau = jnp.asarray(self.tau, exact.value.dtype)
         like = jax.tree.map(jnp.zeros_like, point)
-        at = Smoothed(problem, like, tau, data).vector(point)
+        at = Smoothed(problem, like, tau, data, centre).vector(point)
         infinity = jnp.full_like(exact.value, jnp.inf)
         state = PolishState(
             at,
             infinity,
             jnp.zeros_like(at),
-            slopes,
+            (slopes, exact.done.held),
             jnp.full((self.memory,), infinity),
             Curvature.none(min(self.pairs, at.size), at),
             jnp.ones_like(infinity),
             tau,
             data,
+            centre,
             infinity,
             jnp.ones_like(infinity),
             jnp.array(False),
@@ -185,8 +199,8 @@ class Polish(AbstractSolver):
 
     def step(self, problem, carried):
         state, like = carried
-        smooth = Smoothed(problem, like, state.tau, state.data)
-        kinks = bool(jax.tree.leaves(state.data))
+        smooth = Smoothed(problem, like, state.tau, state.data, state.centre)
+        kinks = bool(jax.tree.leaves((state.data, state.centre)))
         before = state.value
         trials = self.inner if kinks else 1
         if kinks:
@@ -196,24 +210,30 @@ class Polish(AbstractSolver):
         point = smooth.point(state.at)
         # The slopes are those of the smoothed pass, where they balance; at the blocks of the
         # exact pass the smoothed slopes would be others, and the bound far worse.
+        slopes, held = state.slopes
         exact = evaluate(
-            problem, point, pieces.given_slopes, state.slopes, with_gradient=False, fix=state.q
+            problem,
+            point,
+            pieces.given_slopes,
+            slopes,
+            with_gradient=False,
+            fix=state.q,
+            rule=with_multipliers(held),
         )
         left = self._left(smooth, state)
-        hidden = jnp.abs(exact.value - state.value)
-        gap = exact.value - exact.bound
+        hidden = jnp.abs(exact.done.total - state.value) + missed(held, exact.done.sides)
+        gap = exact.lagrangian_gap
         got_on = state.value < before - 1e-3 * gap
         state = eqx.tree_at(lambda s: s.corrected, state, state.corrected & ~got_on)
         # Stationary, little hidden, and still a gap: entries whose bounds meet hold the search.
-        held = (left + hidden <= 0.1 * gap) & ~state.corrected
+        stopped = (left + hidden <= 0.1 * gap) & ~state.corrected
         # Solved to what smoothing hides: move the centres.
         rounding = 10 * jnp.finfo(hidden.dtype).eps * (1 + jnp.abs(exact.value))
-        ready = (left <= self.eager * hidden) & (hidden > rounding) & ~held & kinks
+        ready = (left <= self.eager * hidden) & (hidden > rounding) & ~stopped & kinks
         state = tree.select(ready, self._recentred(state, hidden), state)
-        state = tree.select(held, self._correcting(smooth, state, exact.fixed), state)
-        return (state, like), report(
-            exact, 2 * trials + passes_of_evaluate(with_gradient=False, fix=True)
-        )
+        state = tree.select(stopped, self._correcting(smooth, state, exact.fixed), state)
+        passes = 2 * trials + passes_of_evaluate(with_gradient=False, fix=True)
+        return (state, like), repaired_report(problem, exact, passes)
 
     def _trial(self, smooth: Smoothed, state: PolishState) -> PolishState:
         steepest = jnp.max(jnp.abs(state.gradient))
@@ -249,6 +269,7 @@ class Polish(AbstractSolver):
             jnp.where(bent | state.jump, 1, jnp.minimum(2 * state.share, 1e8)),
             state.tau,
             state.data,
+            state.centre,
             state.hidden,
             state.q,
             state.corrected,
@@ -277,11 +298,12 @@ class Polish(AbstractSolver):
         """The smoothed problem is solved to what smoothing itself hides: move the centres."""
         slow = hidden > self.slow * state.hidden
         return eqx.tree_at(
-            lambda s: (s.tau, s.data, s.hidden, s.value, s.corrected, s.jump, s.target),
+            lambda s: (s.tau, s.data, s.centre, s.hidden, s.value, s.corrected, s.jump, s.target),
             state,
             (
                 jnp.where(slow, state.tau * self.shrink, state.tau),
-                recentred(state.data, state.slopes),
+                recentred(state.data, state.slopes[0]),
+                state.slopes[1],
                 hidden,
                 jnp.full_like(state.value, jnp.inf),
                 jnp.array(False),

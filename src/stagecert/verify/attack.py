@@ -109,48 +109,56 @@ def start_points(lower, upper, restarts: int, draw: np.random.Generator, first: 
     return points
 
 
+class Pace(eqx.Module):
+    """A plan's numbers: arrays, so that all plans share one compiled program."""
+
+    rate: np.ndarray
+    steps: np.ndarray
+    momentum: np.ndarray
+    spread: np.ndarray
+
+
 @eqx.filter_jit
-def _descend(network: Network, points, goal: Targets, directions, rate, plan: tuple):
-    steps, momentum, spread = plan
+def _descend(network: Network, points, goal: Targets, directions, pace: Pace):
     width = goal.upper - goal.lower
 
     def outputs(point):
         return network.flat_outputs(*shaped(network, point))
 
-    def loss(point, rows, goals, used):
-        over = jnp.where(used, rows @ outputs(point) - goals, -jnp.inf)
-        worst = jnp.max(over)
-        # The sum makes progress on all violated rows at a time, the maximum goes on past zero.
-        return worst + jnp.sum(jnp.maximum(over, 0)), worst
+    def slope(point, rows, goals, used, direction, early):
+        values, pull = jax.vjp(outputs, point)
 
-    slope = jax.vmap(jax.value_and_grad(loss, has_aux=True))
-    away = jax.vmap(jax.grad(lambda point, direction: direction @ outputs(point)))
+        def loss(values):
+            over = jnp.where(used, rows @ values - goals, -jnp.inf)
+            worst = jnp.max(over)
+            # The sum makes progress on all violated rows at a time, the maximum goes on past zero.
+            return worst + jnp.sum(jnp.maximum(over, 0)), worst
 
-    def moved(x, length, along):
-        return jnp.clip(x - length * width * jnp.sign(along), goal.lower, goal.upper)
+        towards, worst = jax.grad(loss, has_aux=True)(values)
+        (g,) = pull(jnp.where(early, -direction, towards))
+        return g, worst
 
-    def scatter(x, _):
-        return moved(x, rate, -away(x, directions)), None
-
-    def step(carry, k):
+    def step(k, carry):
         x, along, best, least = carry
-        (_, worst), g = slope(x, goal.rows, goal.goals, goal.used)
-        better = worst < least
+        early = k < pace.spread
+        g, worst = jax.vmap(slope, in_axes=(0, 0, 0, 0, 0, None))(
+            x, goal.rows, goal.goals, goal.used, directions, early
+        )
+        better = (worst < least) & ~early
         best = jnp.where(better[:, None], x, best)
         least = jnp.where(better, worst, least)
-        if momentum:
-            # Gradients of one size, so that none is forgotten because a later one is larger.
-            size = jnp.sum(jnp.abs(g), axis=1, keepdims=True)
-            along = momentum * along + g / jnp.where(size > 0, size, 1)
-        else:
-            along = g
-        return (moved(x, rate * (1 - k / steps), along), along, best, least), None
+        # Gradients of one size, so that none is forgotten because a later one is larger.
+        size = jnp.sum(jnp.abs(g), axis=1, keepdims=True)
+        kept = pace.momentum * along + g / jnp.where(size > 0, size, 1)
+        new = jnp.where((pace.momentum > 0) & ~early, kept, g)
+        share = jnp.where(early, 1, 1 - (k - pace.spread) / pace.steps)
+        moved = jnp.clip(x - pace.rate * share * width * jnp.sign(new), goal.lower, goal.upper)
+        return moved, jnp.where(early, along, new), best, least
 
-    if spread:
-        points, _ = jax.lax.scan(scatter, points, None, spread)
     least = jnp.full(len(points), jnp.inf, points.dtype)
     start = (points, jnp.zeros_like(points), points, least)
-    (_, _, best, least), _ = jax.lax.scan(step, start, jnp.arange(steps + 1))
+    count = pace.spread + pace.steps + 1
+    _, _, best, least = jax.lax.fori_loop(jnp.zeros_like(count), count, step, start)
     return best, least
 
 
@@ -172,7 +180,11 @@ def descend(
             jnp.asarray(np.asarray(points, np.float32)),
             jax.tree.map(jnp.asarray, goal),
             jnp.asarray(directions, jnp.float32),
-            jnp.float32(plan.rate),
-            (plan.steps, plan.momentum, plan.spread),
+            Pace(
+                np.float32(plan.rate),
+                np.int32(plan.steps),
+                np.float32(plan.momentum),
+                np.int32(plan.spread),
+            ),
         )
         return Points(np.asarray(best), np.asarray(least))

@@ -16,6 +16,7 @@ import numpy as np
 
 import stagecert
 from stagecert.files import write_whole
+from stagecert.verify.branches import Branches
 from stagecert_check import certificate as format_
 
 Slopes = tuple[np.ndarray | None, np.ndarray | None]
@@ -60,7 +61,7 @@ class Proof:
 
     model: str
     property: str
-    cases: tuple[CaseProof, ...]
+    cases: tuple[CaseProof | Branches, ...]
 
 
 class Arrays:
@@ -102,12 +103,20 @@ class Arrays:
         """The leaf as the checker takes it; None if it has no slopes of its own."""
         if not any(one.slopes) and not any(one.boxes):
             return None
-        boxes = tuple(
+        return format_.Leaf(self.named(one.slopes), self.boxes(one.boxes))
+
+    def boxes(self, boxes) -> tuple[format_.Rows | None, ...]:
+        """The same boxes with arrays by their names."""
+        return tuple(
             None if rows is None
             else format_.Rows(self.add(rows.entries), self.add(rows.sides), self.named(rows.slopes))
-            for rows in one.boxes
+            for rows in boxes
         )  # fmt: skip
-        return format_.Leaf(self.named(one.slopes), boxes)
+
+    def tree(self, one: Branches) -> format_.Case:
+        """A tree that splits neurons as the checker takes it."""
+        everywhere = format_.Leaf(self.named(one.slopes), self.boxes(one.whole), one.leaves)
+        return format_.Case(one.axes, one.cuts, one.multipliers, {}, one.forces, everywhere)
 
 
 def packed(proof: Proof) -> bytes:
@@ -117,11 +126,14 @@ def packed(proof: Proof) -> bytes:
         arrays = Arrays(out)
         header = {
             "format": format_.FORMAT,
-            "version": format_.VERSION,
+            "version": 2 if any(isinstance(case, Branches) for case in proof.cases) else 1,
             "stagecert": stagecert.__version__,
             "model_sha256": proof.model,
             "property_sha256": proof.property,
-            "cases": [_case(case, arrays) for case in proof.cases],
+            "cases": [
+                _tree(case, arrays) if isinstance(case, Branches) else _case(case, arrays)
+                for case in proof.cases
+            ],
         }
         out.writestr(_member("header.json"), json.dumps(header, allow_nan=False))
     return file.getvalue()
@@ -144,15 +156,29 @@ def _case(case: CaseProof, arrays: Arrays) -> dict[str, Any]:
     for number, one in enumerate(case.leaves):
         leaf = arrays.leaf(one)
         if leaf is not None:
-            boxes = [
-                rows and {"entries": rows.entries, "sides": rows.sides, "slopes": rows.slopes}
-                for rows in leaf.boxes
-            ]
-            leaves.append({"number": number, "slopes": leaf.slopes, "boxes": boxes})
+            leaves.append({"number": number, "slopes": leaf.slopes, "boxes": _boxes(leaf.boxes)})
     axes = [-1 if s is None else s[0] for s in case.splits]
     return {
         "axes": arrays.add(np.array(axes, "<i4")),
         "cuts": arrays.add(np.array([0.0 if s is None else s[1] for s in case.splits], "<f8")),
         "multipliers": arrays.add(np.array([one.multipliers for one in case.leaves], "<f8")),
         "leaves": leaves,
+    }
+
+
+def _boxes(boxes: tuple[format_.Rows | None, ...]) -> list:
+    return [
+        rows and {"entries": rows.entries, "sides": rows.sides, "slopes": rows.slopes}
+        for rows in boxes
+    ]
+
+
+def _tree(tree: Branches, arrays: Arrays) -> dict[str, Any]:
+    return {
+        "axes": arrays.add(tree.axes),
+        "cuts": arrays.add(tree.cuts),
+        "multipliers": arrays.add(tree.multipliers),
+        "forces": arrays.add(tree.forces),
+        "slopes": arrays.named(tree.slopes),
+        "boxes": _boxes(arrays.boxes(tree.whole)),
     }

@@ -2,12 +2,13 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from stagecert import networks
 from stagecert.verify.runtime import RUNTIME, Session
-from stagecert_check import external, graph
+from stagecert_check import external, graph, joining
 from stagecert_check.numbers import Arithmetic
 
 
@@ -23,9 +24,16 @@ class OpenModel:
     """
 
     def __init__(self, source):
-        """Reads a model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto."""
+        """Reads a model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto.
+
+        Several networks, [("f", path), ("g", path)], become one that has all inputs and outputs.
+        """
         RUNTIME.start()  # it imports ONNX Runtime in the meantime
-        self.source = Path(source) if isinstance(source, str) else source
+        self.source: Any = Path(source) if isinstance(source, str) else source
+        self.several = joining.named(source)
+        if self.several is not None:
+            self.contents = joining.joint_contents(self.several)
+            self.source = self.contents.data
         self.network = networks.load(self.source)
 
     @cached_property

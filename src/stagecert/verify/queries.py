@@ -154,10 +154,6 @@ def for_users(network: Network, flat) -> Any:
 
 
 def _check_fit(network: Network, property: Property) -> None:
-    if len(property.networks) > 1:
-        raise ProblemError(
-            f"The property is about {len(property.networks)} networks; one is supported."
-        )
     inputs, outputs, _ = property.sizes
     for what, declared, there in (
         ("inputs", inputs, sum(input_sizes(network))),

@@ -7,7 +7,7 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.operations import Activation, Max
+from stagecert.networks.operations import Activation, Joint
 
 # Bytes for each entry of an activation in one row of a pass back, with what the search holds; for
 # each entry of any value, in double precision forwards and in single precision by the attack; and
@@ -25,7 +25,7 @@ def needed(network: Network) -> float:
     neurons = sum(
         math.prod(node.shape)
         for node in network.nodes
-        if isinstance(node.operation, (Activation, Max))
+        if isinstance(node.operation, (Activation, Joint))
     )
     weights = sum(np.size(x) for x in jax.tree.leaves(network))
     return (OF_NEURON * neurons + OF_VALUE * values_of(network) + OF_WEIGHT * weights) / 2**30

@@ -12,7 +12,7 @@ import numpy as np
 from stagecert.networks import Network
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.stepwise import Passes
+from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify.mixing import mix
 from stagecert.verify.queries import Group, for_users, shaped
@@ -27,8 +27,6 @@ CHEAP_NUMBERS = 100_000
 # Points times cases whose violations are computed, and coefficients that are mixed, at a time.
 POINT_NUMBERS = 4_000_000
 MIXED_NUMBERS = 4_000_000
-# Neurons times rows at a time: larger arrays fall out of the caches.
-LANE_NUMBERS = 400_000
 
 
 @dataclass
@@ -403,13 +401,6 @@ def divisible(lower, upper) -> np.ndarray:
     """Which entries are free. A number like 0.1 that is no float64 is the interval around it."""
     lower, upper = np.asarray(lower, float), np.asarray(upper, float)
     return upper > np.nextafter(np.nextafter(lower, np.inf), np.inf)
-
-
-def rows_at_once(parts: Split, memory: float) -> int:
-    """How many rows go back through the network at a time: a power of two."""
-    neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
-    rows = min(int(memory * 2**30 / (8 * 32 * neurons)), max(LANE_NUMBERS // neurons, 16), 1024)
-    return 1 << max(rows, 1).bit_length() - 1
 
 
 def boxes_at_once(parts: Split, numbers: int, memory: float) -> int:

@@ -18,9 +18,11 @@ from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
-from stagecert.networks.stepwise import Passes
+from stagecert.networks.search import few_sizes
+from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify import agreement, attack
+from stagecert.verify.complete import Complete
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.proving import (
     Certified,
@@ -33,8 +35,9 @@ from stagecert.verify.proving import (
 from stagecert.verify.queries import Group, for_users, groups_of
 from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
-from stagecert.verify.splitting import Splitter, rows_at_once
-from stagecert_check import properties
+from stagecert.verify.splitting import Splitter
+from stagecert_check import joining, properties
+from stagecert_check.functions import Refused
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
 
@@ -43,6 +46,11 @@ BOXES = 1024
 # Steps of splitting for each further attack, so that these take a tenth of the time. Counted, not
 # measured: a run must not depend on how busy the machine is.
 STEPS_AN_ATTACK = 6
+# The same for steps of the search through splits of neurons, which take longer.
+TREE_STEPS_AN_ATTACK = 20
+# Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
+# many steps of the tree come before more attacks, which compile.
+SMALL, FIRST_TREE_STEPS = 2500, 30
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -57,7 +65,8 @@ class CaseBounds:
         case: its number in `Property.cases`.
         refuted: whether the bounds of the search prove that no point belongs to the case.
         how: what refuted it: "ibp" (one pass back on intervals), "backward" (on intervals that
-            passes back have tightened), "nonconvex", "optimised" or "splitting".
+            passes back have tightened), "nonconvex", "optimised", "splitting" (of the inputs) or
+            "tree" (of splits of neurons).
         row: the row that did, as an index into the case's output rows followed by the rows of its
             inputs; None if there is none, or if different boxes needed different rows.
         bounds: for each of these rows a certified lower bound of row - bound over the whole box.
@@ -91,7 +100,7 @@ class Verdict:
         cases: what is known of each case.
         seconds: how long it took.
         reason: one sentence about an answer that decides nothing, or about how it was decided.
-        boxes: how many boxes were bounded by splitting.
+        boxes: how many boxes were bounded by splitting, or nodes of the tree of splits.
         certified: the certificate of "unsat", with what the checker said of it; None if the answer
             is another one or was not to be checked.
         objection: why the checker did not accept a proof that the search believes in: the answer
@@ -259,11 +268,13 @@ class Verification:
             property = properties.load(property)
         self.property = property
         self.model = model
+        self.opened: OpenModel | None = None
         self.groups: tuple[Group, ...] = ()
         self.states: list[_State] = []
         self.ready = False  # whether groups and states are there
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
+        self.complete: Complete | None = None
         self.parts: Split | None = None
         self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
         self.certified: Certified | None = None
@@ -275,7 +286,8 @@ class Verification:
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
         self.say("reading the model")
-        model = opened(self.model)
+        self.opened = model = opened(self.model)
+        joining.check_names(model.several, self.property)
         check_memory(model.network, self.memory)
         self.network, self.groups = groups_of(model.network, self.property)
         self.states = [
@@ -305,7 +317,8 @@ class Verification:
         """The answer to a property all of whose cases are refuted: what the checker says."""
         self.say("proving and checking")
         tree = self.splitter.tree if self.splitter else None
-        found = Refutation(self.network, self.groups, self.rows, tree)
+        branches = self.complete.branches() if self.complete else ()
+        found = Refutation(self.network, self.groups, self.rows, tree, branches)
         try:
             self.certified = certify(
                 model, self.property, found, memory=self.memory, progress=self.say, stop=self._late
@@ -316,9 +329,23 @@ class Verification:
             self.objection = str(error)
             return self.so_far("unknown", f"The checker cannot follow: {error}.")
         except Rejected as error:
+            if error.open and self.complete is not None:
+                return self._search_further(model, error.open)
             self.objection, self.rejected = str(error), True
             return self.so_far("unknown", f"The checker rejects the proof: {error}.")
         return self.so_far()
+
+    def _search_further(self, model: OpenModel, open_: dict[int, np.ndarray]) -> Verdict:
+        """Goes on where bounds in single precision were not good enough for the checker."""
+        assert self.complete is not None
+        self.complete.reopen(open_)
+        for g, group in enumerate(self.groups):
+            for c, number in enumerate(group.numbers):
+                self.states[g].refuted[c] &= number not in open_
+        self._grow_tree()
+        if self.found is None and self._decided() and not self._late():
+            return self._pass_the_gate(model)
+        return self.so_far("timeout", "Time is up.") if self._late() else self.so_far()
 
     def so_far(self, answer: Answer | None = None, reason: str | None = None) -> Verdict:
         """What is known at this moment; `answer` stands unless the property is decided."""
@@ -356,6 +383,8 @@ class Verification:
                 )
         cases.sort(key=lambda one: one.case)
         boxes = self.splitter.seen if self.splitter else 0
+        if self.complete is not None and self.complete.tree is not None:
+            boxes += self.complete.tree.seen
         return Verdict(
             answer,
             self.found,
@@ -375,6 +404,14 @@ class Verification:
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
             steps.append(self._split)
+        elif self._plantable():
+            first: list[Callable[[], None]] = [
+                lambda: self._bound("ibp"),
+                lambda: self._bound("backward"),
+            ]
+            if self._small():
+                first = [self._bound_by_checker, lambda: self._search_tree(FIRST_TREE_STEPS)]
+            steps += [*first, lambda: self._attack(attack.SECOND), self._search_tree]
         else:
             steps += [
                 lambda: self._bound("ibp"),
@@ -489,8 +526,9 @@ class Verification:
         ]
         if not any(map(len, picks)):
             return
-        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
-        most = 1 << (max(map(len, picks)) - 1).bit_length()
+        # So that fewer sizes are compiled; the first row fills up the others.
+        parts = self._split_network()
+        most = few_sizes(parts.layers, max(map(len, picks)), len(chosen))
         picks = [np.concatenate([p, np.repeat(p[:1], most - len(p))]) for p in picks]
         self.say(f"bounding {len(chosen)} boxes x {most} rows: {how}")
         simple = how in ("ibp", "backward")
@@ -498,33 +536,41 @@ class Verification:
         if found is None:
             return
         for k, (g, pick) in enumerate(zip(chosen, picks, strict=True)):
-            group, state = self.groups[g], self.states[g]
             if how == "backward":
-                state.arguments = tuple((low[k], high[k]) for low, high in found.arguments)
-            # Bounds that hold are kept: each is a proof by itself.
-            new = np.where(np.isnan(found.bound[k]), -np.inf, found.bound[k])
-            np.maximum.at(state.bounds, pick, new)
-            passes = np.zeros(len(group.rows), bool)
-            passes[pick] = group.passes(found.bound[k], pick)
-            for c in np.flatnonzero(~state.refuted):
-                rows_that = group.places[c][passes[group.places[c]]]
-                if len(rows_that):
-                    row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
-                    state.how[c], state.row[c] = how, row
-                    state.refuted[c] = True
-                    self.rows[group.numbers[c]] = row
+                self.states[g].arguments = tuple((low[k], high[k]) for low, high in found.arguments)
+            self._note(how, g, pick, found.bound[k])
         if not self._decided() and how != "ibp":
             self._try_minimisers(found.points, chosen)
+
+    def _note(self, how: str, g: int, pick: np.ndarray, bounds: np.ndarray) -> None:
+        """Keeps bounds of some rows of a group: each is a proof by itself."""
+        group, state = self.groups[g], self.states[g]
+        np.maximum.at(state.bounds, pick, np.where(np.isnan(bounds), -np.inf, bounds))
+        passes = np.zeros(len(group.rows), bool)
+        passes[pick] = group.passes(bounds, pick)
+        for c in np.flatnonzero(~state.refuted):
+            rows_that = group.places[c][passes[group.places[c]]]
+            if len(rows_that):
+                row = int(rows_that[np.argmax((state.bounds - group.limits)[rows_that])])
+                state.how[c], state.row[c] = how, row
+                state.refuted[c] = True
+                self.rows[group.numbers[c]] = row
 
     def _boxes(self, chosen: list[int]) -> tuple[np.ndarray, np.ndarray]:
         ends = [(self.groups[g].inputs.lower64, self.groups[g].inputs.upper64) for g in chosen]
         return tuple(np.stack(end).astype(float) for end in zip(*ends, strict=True))  # type: ignore
 
+    def _split_network(self) -> Split:
+        """The network, cut at its activations, as float64 arrays."""
+        if self.parts is None:
+            with jax.enable_x64(True):
+                self.parts = as_arrays(split(self.network), jnp.float64)
+        return self.parts
+
     def _by_passes(self, how: str, chosen: list[int], picks: list) -> "_Bounded | None":
         """One pass back, on intervals or on intervals that passes back have tightened."""
         with jax.enable_x64(True):
-            parts = self.parts or as_arrays(split(self.network), jnp.float64)
-            self.parts = parts
+            parts = self._split_network()
             lower, upper = self._boxes(chosen)
             regions = regions_of(
                 self.network, for_users(self.network, lower), for_users(self.network, upper), None
@@ -532,7 +578,9 @@ class Verification:
             passes = Passes(
                 parts, regions, rows_at_once(parts, self.memory),
                 refine=how == "backward", stop=self._late,
-                share=lambda done, size: self.say(f"bounding: {how}, layer {done} of {size}"),
+                share=lambda layer, done, size: self.say(
+                    f"bounding: {how}, layer {layer} of {len(parts.layers)}, {done} of {size}"
+                ),
             )  # fmt: skip
             if not passes.complete:
                 return None
@@ -642,6 +690,76 @@ class Verification:
             for c in np.flatnonzero(~state.refuted):
                 state.how[c] = "splitting"
             state.refuted[:] = True
+
+    # -- splits of neurons -------------------------------------------------------------------------
+
+    def _plantable(self) -> bool:
+        """Whether there can be a tree: the checker understands the model, and rows have limits."""
+        assert self.opened is not None
+        try:
+            program = self.opened.program
+        except Refused:
+            return False
+        self.complete = Complete(program, self.groups, memory=self.memory, keep=self.check)
+        return True
+
+    def _small(self) -> bool:
+        assert self.complete is not None
+        return self.complete.form.neurons <= SMALL
+
+    def _bound_by_checker(self) -> None:
+        """Bounds over whole boxes as the checker derives them: nothing has to be compiled."""
+        assert self.complete is not None
+        for g in sorted({g for g, _ in self._open()}):
+            self.say(f"bounding box {g + 1} of {len(self.groups)}: backward")
+            try:
+                bounds = self.complete.whole(g).bounds
+            except Refused:
+                continue
+            self._note("backward", g, np.arange(len(bounds)), bounds)
+            if self._over():
+                return
+
+    def _search_tree(self, steps: int | None = None) -> None:
+        """Refutes the open cases on a tree of splits of neurons, until time is up."""
+        assert self.complete is not None
+        if self.complete.tree is None:
+            self.say("intervals for splits of neurons")
+            open_ = [~state.refuted for state in self.states]
+            try:
+                if not self.complete.plant(open_, self._late):
+                    return
+            except Refused:
+                return
+        self._grow_tree(steps)
+
+    def _grow_tree(self, steps: int | None = None) -> None:
+        assert self.complete is not None
+        tree = self.complete.tree
+        assert tree is not None
+        number, next_descent = 0, 1
+        plans = itertools.cycle(attack.LAST)
+        while not tree.done and number != steps:
+            met = tree.step()
+            number += 1
+            lanes = [(tree.roots[k].group, tree.roots[k].case) for k in met.roots]
+            if number == next_descent and lanes:
+                next_descent *= 3
+                most = attack.lanes_at_once(self.network)
+                worst = np.argsort(met.bounds, kind="stable")[:most]
+                self._descend_from(met.points[worst], [lanes[k] for k in worst])
+                if not self._over():
+                    some = itertools.islice(plans, number // TREE_STEPS_AN_ATTACK)
+                    self._attack(tuple(some), corners=False)
+            self.say(
+                f"splits of neurons: {tree.seen} nodes, {len(tree.stack)} waiting, worst bound "
+                f"{tree.worst:.3g}, {100 * tree.closed:.4g} % refuted"
+            )
+            if self._over():
+                return
+        for root in tree.roots if tree.done else ():
+            state = self.states[root.group]
+            state.how[root.case], state.refuted[root.case] = "tree", True
 
     def _watch(self, step, descend: bool) -> None:
         """Looks at the points that the splitter met, and sometimes goes on from the best."""

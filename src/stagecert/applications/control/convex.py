@@ -27,6 +27,7 @@ STAGEWISE_SOLVERS = (
     Accelerated(search=Backtracking(first=1.0, shrink=0.5, grow=1.2), patience=2000, progress=0.9),
     Polish(patience=300),
 )
+CONSTRAINED_SOLVER = Polish(patience=300)  # with side constraints
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,10 @@ class ConvexControl:
             (T, m), such that the cost less 1/2 sum(c x^2) and 1/2 sum(c u^2) is still convex: the
             better these are, the sooner the gap is proven to be small.
         state_box: (lowest, highest) states that any feasible trajectory stays between; optional.
+        state_low, state_high: limits on the states x_1, ..., x_T: a number, (n,) or (T, n), may be
+            infinite. They are side constraints: the trajectory that is found keeps to them.
+        rate: how much each input may change from one step to the next: a number, (m,) or
+            (T - 1, m), may be infinite.
     """
 
     cost: Callable
@@ -69,6 +74,9 @@ class ConvexControl:
     state_curvature: Any = field(default=0.0, kw_only=True)
     input_curvature: Any = field(default=0.0, kw_only=True)
     state_box: Any = field(default=None, kw_only=True)
+    state_low: Any = field(default=None, kw_only=True)
+    state_high: Any = field(default=None, kw_only=True)
+    rate: Any = field(default=None, kw_only=True)
 
     def __post_init__(self):
         if not isinstance(self.horizon, (int, np.integer)) or self.horizon < 1:
@@ -86,7 +94,7 @@ class ConvexControl:
         for name in ("constants", "params"):
             # On the device once, rather than in every solve.
             object.__setattr__(self, name, _on_device(name, getattr(self, name)))
-        _ = self.input_set  # checked here rather than in a solve
+        _ = self.input_set, self.constraints  # checked here rather than in a solve
 
     @cached_property
     def input_set(self) -> sc.AbstractSet:
@@ -118,6 +126,37 @@ class ConvexControl:
         box.validate()
         return box
 
+    @cached_property
+    def constraints(self) -> tuple[sc.Constraint, ...]:
+        """The limits on states and rates as side constraints; only what is finite counts."""
+        T, (n, m) = int(self.horizon), (len(self.initial), self.input_set.centre().shape[1])
+        low, high, rate = (
+            _limits(name, getattr(self, name), default, shape)
+            for name, default, shape in (
+                ("state_low", -np.inf, (T, n)),
+                ("state_high", np.inf, (T, n)),
+                ("rate", np.inf, (T - 1, m)),
+            )
+        )
+        if (low > high).any():
+            t, i = (int(k) for k in np.argwhere(low > high)[0])
+            raise ProblemError(
+                f"No state is allowed at [{t}, {i}]: state_low is {low[t, i]} and state_high "
+                f"{high[t, i]}."
+            )
+        if (rate < 0).any():
+            raise ProblemError(f"rate has a negative entry ({rate.min()}).")
+        ends = (
+            (_above, high, "highest states"),
+            (_below, low, "lowest states"),
+            (_changing, rate, "rates"),
+        )
+        return tuple(
+            sc.Constraint(function, (np.flatnonzero(finite), limit[finite]), name=name)
+            for function, limit, name in ends
+            if (finite := np.isfinite(limit)).any()
+        )
+
     def stagewise(self) -> sc.Problem:
         """The problem that the core solves."""
         with jax.enable_x64(True):
@@ -144,7 +183,33 @@ class ConvexControl:
                 curvature_inputs=curvature[0],
                 curvature_blocks=(curvature[1],),
             )
-            return sc.Problem(self.input_set, (stage,), objective)
+            return sc.Problem(self.input_set, (stage,), objective, self.constraints)
+
+
+def _limits(name: str, given, default: float, shape: tuple[int, int]) -> np.ndarray:
+    limits = checked_numbers(name, given, default, finite=False)
+    if limits.shape not in ((), shape[1:], shape):
+        raise ProblemError(f"{name} has shape {limits.shape}; it must be {shape[1:]} or {shape}.")
+    return np.broadcast_to(limits, shape)
+
+
+# Side constraints: the places that have a finite limit, and the limits there.
+
+
+def _above(places, inputs, blocks):
+    where, limit = places
+    return blocks[0].ravel()[where] - limit
+
+
+def _below(places, inputs, blocks):
+    where, limit = places
+    return limit - blocks[0].ravel()[where]
+
+
+def _changing(places, inputs, blocks):
+    where, limit = places
+    change = (inputs[1:] - inputs[:-1]).ravel()[where]
+    return jnp.stack([change - limit, -change - limit])
 
 
 def _inputs(inputs, blocks):

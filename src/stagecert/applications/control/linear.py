@@ -37,6 +37,11 @@ class LinearQuadratic:
         lower, upper: a box for the inputs: a number, (m,) or (T, m), may be infinite.
         radius: a ball for the inputs of each step: a number or (T,). Not together with a box.
         middle: the ball's middle, (m,) or (T, m); by default zero.
+        state_lower, state_upper: limits on the states x_1, ..., x_T: a number, (n,) or (T, n), may
+            be infinite.
+        rate: how much each input may change from one step to the next: a number, (m,) or
+            (T - 1, m). Problems with limits on states or rates need inputs in a finite box or a
+            ball, and are solved by the library's core.
 
     >>> import numpy as np
     >>> double = np.array([[1.0, 0.1], [0.0, 1.0]])
@@ -62,6 +67,9 @@ class LinearQuadratic:
     upper: Any = field(default=None, kw_only=True)
     radius: Any = field(default=None, kw_only=True)
     middle: Any = field(default=None, kw_only=True)
+    state_lower: Any = field(default=None, kw_only=True)
+    state_upper: Any = field(default=None, kw_only=True)
+    rate: Any = field(default=None, kw_only=True)
 
     def __post_init__(self):
         initial = checked_numbers("initial", self.initial)
@@ -142,6 +150,11 @@ class LinearQuadratic:
         return self.radius is not None or bool(
             np.any(np.isfinite(self.lower)) or np.any(np.isfinite(self.upper))
         )
+
+    @property
+    def limited(self) -> bool:
+        """Whether there are limits on states or rates."""
+        return any(x is not None for x in (self.state_lower, self.state_upper, self.rate))
 
     @cached_property
     def state_curvature(self) -> np.ndarray:

@@ -82,8 +82,8 @@ def solve(
             projected gradient steps) where the dynamics contract, so that few will do; else
             "newton" (Newton steps on the active set, by Riccati's recursion) for boxes, and
             "interior" (an interior-point method, by the same recursion) for balls and where Newton
-            does not finish. A `ConvexControl` is solved by the
-            library's core ("stagewise").
+            does not finish. A `ConvexControl`, and what has limits on states or rates, is solved
+            by the library's core ("stagewise").
         start: inputs (T, m) to start from, for example `Trajectory.shifted()` of the last solve.
         max_iterations, time_limit: limits on the steps and the seconds of each engine.
 
@@ -112,6 +112,11 @@ def solve(
             raise ProblemError(f"{name} = {value!r}: it must be a number that is not negative.")
     deadline = np.inf if time_limit is None else begin + time_limit
     limits = Limits(float(atol), float(rtol), max_iterations, deadline)
+    if isinstance(problem, LinearQuadratic) and problem.limited:
+        # Imported on use: it needs JAX, the other engines do not.
+        from stagecert.applications.control.limited import as_convex
+
+        problem = as_convex(problem)
     if not isinstance(problem, LinearQuadratic):
         return _solve_stagewise(problem, limits, engine, start, time_limit, begin)
     _check_engine(engine, problem)
@@ -130,14 +135,21 @@ def _solve_stagewise(problem, limits: Limits, engine, start, time_limit, begin) 
     import jax
 
     import stagecert as sc
-    from stagecert.applications.control.convex import STAGEWISE_SOLVERS, ConvexControl
+    from stagecert.applications.control.convex import (
+        CONSTRAINED_SOLVER,
+        STAGEWISE_SOLVERS,
+        ConvexControl,
+    )
 
     if not isinstance(problem, ConvexControl):
         raise ProblemError(
             f"problem must be a LinearQuadratic or a ConvexControl, not {type(problem).__name__}."
         )
     if engine not in ("auto", "stagewise"):
-        raise ProblemError(f"The engine {engine!r} is for LinearQuadratic problems.")
+        raise ProblemError(
+            f"The engine {engine!r} is for LinearQuadratic problems without limits on states or "
+            "rates."
+        )
     shape = problem.input_set.centre().shape
     inputs = None if start is None else _checked_start(start, shape)
     with jax.enable_x64(True):
@@ -145,7 +157,7 @@ def _solve_stagewise(problem, limits: Limits, engine, start, time_limit, begin) 
             problem.stagewise(),
             atol=limits.absolute,
             rtol=limits.relative,
-            solver=STAGEWISE_SOLVERS,
+            solver=CONSTRAINED_SOLVER if problem.constraints else STAGEWISE_SOLVERS,
             start=None if inputs is None else sc.Point(problem.input_set.project(inputs)),
             max_iterations=limits.iterations,
             time_limit=time_limit,

@@ -1,0 +1,213 @@
+"""From a property to a tree of splits, and from the finished tree to what certificates hold."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagecert.verify.branches import LEAF, Branches
+from stagecert.verify.nodes import Form
+from stagecert.verify.queries import Group
+from stagecert.verify.tree import Root, Tree
+from stagecert_check.bounds import Facts, lower_bounds
+from stagecert_check.graph import Program
+from stagecert_check.numbers import Arithmetic
+
+# Single precision is off by less than this share of the size that the rows can have.
+ROUNDING = 4e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """What the checker derives for the whole box of a group.
+
+    Attributes:
+        box: the ends of the inputs.
+        low, high: intervals of all arguments of activations, side by side.
+        sizes: the largest absolute values of the outputs, then of the inputs.
+        bounds: of every row: a certified lower bound, with the checker's own lines.
+    """
+
+    box: tuple[np.ndarray, np.ndarray]
+    low: np.ndarray
+    high: np.ndarray
+    sizes: np.ndarray
+    bounds: np.ndarray
+
+
+class Complete:
+    """The search through splits of neurons for the cases of some groups.
+
+    Attributes:
+        tree: the search itself, once it is planted; `tree.roots` are the cases.
+    """
+
+    def __init__(self, program: Program, groups: tuple[Group, ...], *, memory=1.0, keep=True):
+        self.program, self.groups = program, groups
+        self.memory, self.keep = memory, keep
+        self.form = Form(program)
+        self.tree: Tree | None = None
+        self._wholes: dict[int, Whole] = {}
+        self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
+
+    def whole(self, g: int) -> Whole:
+        """Intervals and bounds over a group's box.
+
+        Raises `stagecert_check.functions.Refused` where the checker cannot bound the network.
+        """
+        if g not in self._wholes:
+            group, program = self.groups[g], self.program
+            ends = group.inputs.lower64, group.inputs.upper64
+            low, high = (np.array(x, float)[None] for x in ends)
+            with np.errstate(all="ignore"):
+                facts = Facts(Arithmetic(), program, low, high).derive()
+                bounds = self._bounds(facts, group.matrix)
+            boxes = [facts.boxes[index] for index in program.activations]
+            lows, highs = (
+                np.concatenate([np.zeros(0), *(pair[k].reshape(-1) for pair in boxes)])
+                for k in (0, 1)
+            )
+            ends = (*program.outputs, *program.inputs)
+            sizes = np.concatenate([facts.magnitude(k).reshape(-1) for k in ends])
+            self._wholes[g] = Whole((low[0], high[0]), lows, highs, sizes, bounds)
+        return self._wholes[g]
+
+    def _bounds(self, facts: Facts, rows: np.ndarray) -> np.ndarray:
+        """Lower bounds of rows of the outputs, then the inputs, in float64."""
+        start: dict[int, np.ndarray] = {}
+        begin = 0
+        for index in (*self.program.outputs, *self.program.inputs):
+            size, shape = self.form.sizes[index], self.program.nodes[index].shape
+            if begin < rows.shape[1]:
+                part = rows[:, begin : begin + size].reshape(-1, *shape)
+                start[index] = start[index] + part if index in start else part
+            begin += size
+        of = np.zeros(len(rows), int)
+        return lower_bounds(facts, of, lambda some: {k: x[some] for k, x in start.items()}, {})
+
+    def plant(self, open_cases: list[np.ndarray], stop: Callable[[], bool]) -> bool:
+        """Makes the tree of all open cases; False if time is up or a case has no row to refute."""
+        roots: list[Root] = []
+        for g, (group, open_) in enumerate(zip(self.groups, open_cases, strict=True)):
+            for c in np.flatnonzero(open_):
+                if stop() or not np.isfinite(group.limits[group.places[c]]).any():
+                    return False
+                roots.append(self._root(g, int(c)))
+        self.tree = Tree(self.form, roots, memory=self.memory, keep=self.keep)
+        return True
+
+    def _root(self, g: int, c: int) -> Root:
+        group, whole = self.groups[g], self.whole(g)
+        rows, limits = (x[group.places[c]] for x in (group.matrix, group.limits))
+        reach = np.abs(rows) @ whole.sizes[: rows.shape[1]]
+        reach += np.where(np.isfinite(limits), np.abs(limits), 0)
+        margin = ROUNDING * float(np.max(reach))
+        return Root(g, c, whole.box, whole.low, whole.high, rows, limits, margin)
+
+    def branches(self) -> tuple[Branches, ...]:
+        """The finished tree of every root."""
+        if self.tree is None or not self.tree.done:
+            return ()
+        leaves = _Leaves(self.tree)
+        return tuple(self._exported(k, root, leaves) for k, root in enumerate(self.tree.roots))
+
+    def reopen(self, open_: dict[int, np.ndarray]) -> None:
+        """Goes on with leaves, by their places in the trees of cases, that were not refuted."""
+        assert self.tree is not None
+        leaves = _Leaves(self.tree)
+        nodes = np.concatenate([self._order[case][places] for case, places in open_.items()])
+        rows = np.array([leaves.rows[node] for node in nodes.tolist()])
+        force = np.zeros((len(nodes), self.form.neurons), np.float32)
+        for k, node in enumerate(nodes.tolist()):
+            for neuron, value in leaves.forces[node].items():
+                force[k, neuron] = value
+        below, above, weights = (leaves.joined(x)[rows] for x in ("below", "above", "weights"))
+        self.tree.reopen(nodes, below, above, force, weights)
+
+    def _exported(self, number: int, root: Root, leaves: "_Leaves") -> Branches:
+        tree, group = self.tree, self.groups[root.group]
+        assert tree is not None
+        inputs = len(root.box[0])
+        child, neuron, cut = (tree.nodes[name] for name in ("child", "neuron", "cut"))
+        axes, cuts, order, forces = [], [], [], []
+        stack: list[tuple[int, tuple[tuple[int, int], ...]]] = [(number, ())]
+        while stack:
+            node, path = stack.pop()
+            if child[node] < 0:
+                axes.append(LEAF)
+                cuts.append(0.0)
+                order.append(node)
+                forces += _forces_of(path, leaves.forces[node])
+                continue
+            j = int(neuron[node])
+            axes.append(inputs + j)
+            cuts.append(float(cut[node]))
+            first = int(child[node])
+            stack += [(first + 1, (*path, (j, -1))), (first, (*path, (j, 1)))]
+        case, places = group.numbers[root.case], group.places[root.case]
+        self._order[case] = np.array(order)
+        scales = np.array([float(group.scaled[k].scale) for k in places])
+        rows = np.array([leaves.rows[node] for node in order])
+        weights = leaves.joined("weights")[rows][:, : len(places)].astype(float)
+        return Branches(
+            case, np.array(axes), np.array(cuts), weights * scales,
+            np.array(forces, float), self._slopes(leaves, rows),
+        )  # fmt: skip
+
+    def _slopes(self, leaves: "_Leaves", rows: np.ndarray) -> tuple:
+        below, above = leaves.joined("below")[rows], leaves.joined("above")[rows]
+        found = []
+        for layer in self.form.layers.values():
+            shape = len(rows), *layer.shape
+            if layer.maximum:
+                found.append(None)
+            elif layer.relu:
+                slopes = np.clip(below[:, layer.some].reshape(shape), 0, 1)
+                found.append((slopes.astype("<f4" if self.form.curved else "<f2"), None))
+            else:
+                found.append((below[:, layer.some].reshape(shape).astype("<f4"),
+                              above[:, layer.some].reshape(shape).astype("<f4")))  # fmt: skip
+        return tuple(found)
+
+
+class _Leaves:
+    """What refutes each leaf, from all steps of a search."""
+
+    def __init__(self, tree: Tree):
+        self._batches = tree.leaves
+        self.rows: dict[int, int] = {}
+        self.forces: dict[int, dict[int, float]] = {}
+        self._held: dict[str, np.ndarray] = {}
+        count = 0
+        for batch in tree.leaves:
+            nodes = batch["node"].tolist()
+            for node in nodes:
+                self.rows[node] = count
+                self.forces[node] = {}
+                count += 1
+            for leaf, neuron, force in zip(
+                batch["leaf"].tolist(),
+                batch["neuron"].tolist(),
+                batch["force"].tolist(),
+                strict=True,
+            ):
+                self.forces[nodes[leaf]][neuron] = force
+
+    def joined(self, name: str) -> np.ndarray:
+        """An array of all leaves, in the order of `rows`."""
+        if name not in self._held:
+            self._held[name] = np.concatenate([batch[name] for batch in self._batches])
+        return self._held[name]
+
+
+def _forces_of(path: tuple[tuple[int, int], ...], forces: dict[int, float]) -> list[float]:
+    """The force of every split on a path; of several on one side of a neuron the last has it."""
+    found, left = [0.0] * len(path), dict(forces)
+    for k in range(len(path) - 1, -1, -1):
+        neuron, side = path[k]
+        force = left.get(neuron, 0.0)
+        if math.copysign(1, force) == side and force:
+            found[k] = abs(force)
+            del left[neuron]
+    return found

@@ -1,0 +1,274 @@
+"""Mutations of certificates whose trees split neurons; see `rigor_mutations`, which runs them.
+
+Each is for one of two properties of one network: one that holds, by little, and one that is false,
+by little, for which no certificate may ever be accepted. Where a changed certificate of the one
+that holds is accepted, every bound is compared with the exact minimum over its leaf.
+"""
+
+import copy
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import rigor_exact
+import rigor_models as models
+import rigor_trees
+from flint import fmpq
+
+from stagecert import ProblemError
+from stagecert.verify.pruning import pruned
+from stagecert_check import check, properties
+from stagecert_check.certificate import Certificate
+
+
+class Base:
+    """A model, a property, and a certificate with trees; it is accepted if the property `holds`."""
+
+    def __init__(self, folder: Path, made, holds: bool, with_slopes: bool):
+        """`made` is what `rigor_trees.proven` made."""
+        self.holds, folder = holds, folder / f"trees {holds} {with_slopes}"
+        shutil.copytree(made[0][0].parent, folder)
+        self.paths = [folder / path.name for path in made[0]]
+        model = onnx.load(self.paths[0])
+        checker = rigor_trees.checker_of(model, self.paths[1].read_text())
+        trees = made[1]
+        if with_slopes:
+            trees = [rigor_trees.with_slopes(checker, tree) for tree in trees]
+        trees = [pruned(checker, tree) for tree in trees]
+        if not holds:  # the same trees for a property that is false
+            rigor_trees.property_of(self.paths[1], model, -1e-3)
+        rigor_trees.write(self.paths, trees)
+        report = check(*self.paths)
+        assert report.accepted == holds, report.reasons
+        self.certificate = self.paths[2].read_bytes()
+        self.header, self.arrays = models.read(self.paths[2])
+        self.wanted = properties.load(self.paths[1].read_bytes())
+        box = self.wanted.cases[0].inputs
+        ends = [[fmpq(v.numerator, v.denominator) for v in x] for x in (box.lower, box.upper)]
+        self.pieces = list(rigor_exact.traced(rigor_exact.layers_of(model), *ends))
+        self.checker = rigor_trees.checker_of(model, self.paths[1].read_text())
+
+    def verdict(self, certificate: bytes) -> str:
+        """ "rejected" or "unreadable", or else whether the truth agrees: "harmless" or "WRONG"."""
+        self.paths[2].write_bytes(certificate)
+        try:
+            report = check(*self.paths)
+        except ProblemError:
+            return "unreadable"
+        if not report.accepted:
+            assert report.reasons
+            return "rejected"
+        if not self.holds:
+            return "WRONG: the property is false"
+        opened = Certificate(self.paths[2])
+        cases = opened.cases(
+            len(self.checker.activations), [len(c.outputs) for c in self.wanted.cases]
+        )
+        for number, (case, bounds) in enumerate(zip(cases, report.bounds, strict=True)):
+            leaves = _leaves(case, len(self.wanted.cases[number].inputs.lower64))
+            if not _cover(leaves, self.pieces):
+                return "WRONG: the leaves do not cover"
+            for task, bound in zip(self.checker.tasks(number, case), bounds, strict=True):
+                truth = rigor_trees.exact_minimum(self.pieces, self.wanted.cases[number], task)
+                if not bound >= 0:
+                    return "WRONG: a bound that refutes nothing"
+                if truth is not None and (np.isinf(bound) or rigor_exact.exact(bound) > truth):
+                    return "WRONG: a bound is above the exact minimum"
+        return "harmless"
+
+
+def _leaves(case, inputs: int) -> list[list[tuple[int, float, int]]]:
+    """The splits (axis, cut, side) above every leaf, by a walk of its own."""
+    nodes = iter(zip(case.axes.tolist(), case.cuts.tolist(), strict=True))
+
+    def below(above):
+        axis, cut = next(nodes)
+        if axis == -1:
+            return [above]
+        return below([*above, (axis, cut, 1)]) + below([*above, (axis, cut, -1)])
+
+    found = below([])
+    assert next(nodes, None) is None
+    return found
+
+
+def _cover(leaves, pieces) -> bool:
+    """Whether corners and middles of all linear pieces are on some leaf."""
+    for polygon, _, hidden in pieces:
+        if not polygon:
+            continue
+        middle = [sum((p[k] for p in polygon), fmpq(0)) / len(polygon) for k in range(2)]
+        for x, y in [*polygon, middle]:
+            values = [x, y, *(a * x + b * y + c for a, b, c in hidden)]
+            if not any(
+                all(side * (values[axis] - rigor_exact.exact(cut)) <= 0 for axis, cut, side in leaf)
+                for leaf in leaves
+            ):
+                return False
+    return True
+
+
+# -- kinds -----------------------------------------------------------------------------------------
+
+
+def mutated(random: np.random.Generator, base: Base) -> tuple[str, bytes]:
+    """(what was done, the certificate) with one change."""
+    header, arrays = copy.deepcopy(base.header), {k: v.copy() for k, v in base.arrays.items()}
+    kind = str(random.choice(list(_KINDS)))
+    case = header["cases"][random.integers(len(header["cases"]))]
+    _KINDS[kind](random, case, arrays, header)
+    out = io.BytesIO()
+    models.write(out, header, arrays)
+    return kind, out.getvalue()
+
+
+def _depths(axes) -> list[int]:
+    """How many splits of neurons are above every leaf."""
+    found, stack = [], [0]
+    for axis in axes:
+        depth = stack.pop()
+        if axis == -1:
+            found.append(depth)
+        else:
+            stack += [depth + (axis >= 2)] * 2
+    return found
+
+
+def _leaf_dropped(random, case, arrays, header):
+    """A leaf goes, and its sibling takes the place of their parent; all arrays follow."""
+    axes, cuts = arrays[case["axes"]], arrays[case["cuts"]]
+    splits = np.flatnonzero(axes[:-1] >= 0)
+    splits = splits[axes[splits + 1] == -1]  # those whose part below is a leaf
+    node = int(random.choice(splits))
+    leaf = int(np.sum(axes[: node + 1] == -1))
+    depths = _depths(axes)
+    level = depths[leaf] - 1  # of the split that goes, in the paths below it
+    size, open_ = 0, 1  # of the sibling, in nodes
+    while open_:
+        open_ += 1 if axes[node + 2 + size] >= 0 else -1
+        size += 1
+    siblings = int(np.sum(axes[node + 2 : node + 2 + size] == -1))
+    forces = np.split(arrays[case["forces"]], np.cumsum(depths)[:-1])
+    if axes[node] >= 2:
+        for k in range(leaf + 1, leaf + 1 + siblings):
+            forces[k] = np.delete(forces[k], level)
+    del forces[leaf]
+    keep = np.delete(np.arange(len(axes)), [node, node + 1])
+    arrays[case["axes"]], arrays[case["cuts"]] = axes[keep], cuts[keep]
+    arrays[case["forces"]] = np.concatenate(forces)
+    rows = np.delete(np.arange(len(depths)), leaf)
+    arrays[case["multipliers"]] = arrays[case["multipliers"]][rows]
+    for pair in case["slopes"]:
+        for name in pair or ():
+            if name is not None and len(arrays[name]) == len(depths):
+                arrays[name] = arrays[name][rows]
+
+
+def _sign(random, case, arrays, header):
+    name = case[str(random.choice(["forces", "multipliers", "cuts"]))]
+    used = np.flatnonzero(arrays[name])
+    if len(used):
+        arrays[name].reshape(-1)[random.choice(used)] *= -1
+
+
+def _another_point(random, case, arrays, header):
+    axes, cuts = arrays[case["axes"]], arrays[case["cuts"]]
+    node = random.choice(np.flatnonzero(axes >= 0))
+    change = random.choice([-1, 1]) * 10.0 ** random.uniform(-9, 1)
+    cuts[node] += change
+
+
+def _another_neuron(random, case, arrays, header):
+    axes = arrays[case["axes"]]
+    node = random.choice(np.flatnonzero(axes >= 0))
+    axes[node] = random.choice([-2, 11, 12, 2**31 - 1, *range(11)])  # 2 inputs, 9 neurons
+
+
+def _another_side(random, case, arrays, header):
+    """Two leaves exchange what refutes them."""
+    depths = _depths(arrays[case["axes"]])
+    one, other = random.integers(len(depths), size=2)
+    forces = np.split(arrays[case["forces"]], np.cumsum(depths)[:-1])
+    if len(forces[one]) == len(forces[other]):
+        forces[one], forces[other] = forces[other].copy(), forces[one].copy()
+    arrays[case["forces"]] = np.concatenate(forces)
+    rows = arrays[case["multipliers"]]
+    rows[[one, other]] = rows[[other, one]]
+
+
+def _number(random, case, arrays, header):
+    """A number of the tree is changed a little or much, or is none."""
+    name = case[str(random.choice(["forces", "multipliers", "cuts"]))]
+    flat = arrays[name].reshape(-1)
+    if len(flat):
+        place = random.integers(len(flat))
+        odd = [np.nan, np.inf, -np.inf, 1e300, -1e300, 1e31, 0, -1e-300]
+        near = [flat[place] * (1 + 10.0 ** random.uniform(-9, 0)), flat[place] - 1e-3, -flat[place]]
+        flat[place] = random.choice([*odd, *near, *near])
+
+
+def _structure(random, case, arrays, header):
+    axes = arrays[case["axes"]]
+    one, other = random.integers(len(axes), size=2)
+    for name in (case["axes"], case["cuts"]) if random.integers(2) else (case["axes"],):
+        arrays[name][[one, other]] = arrays[name][[other, one]]
+
+
+def _shapes(random, case, arrays, header):
+    name = case[str(random.choice(["axes", "cuts", "forces", "multipliers"]))]
+    array = arrays[name]
+    changes = [array[:-1], np.concatenate([array, array[-1:]]), array[None], array[:0],
+               array.astype("<f4"), array.reshape(-1), np.repeat(array, 2, axis=0)]  # fmt: skip
+    arrays[name] = changes[random.integers(len(changes))]
+
+
+def _slopes(random, case, arrays, header):
+    """Slopes are changed, or their shapes, or they get in where there were none."""
+    names = [name for pair in case["slopes"] for name in pair or () if name is not None]
+    if not names:
+        arrays["new"] = random.uniform(-2, 2, (1, 1, int(random.choice([4, 5])))).astype("<f4")
+        case["slopes"] = [["new", None], None][:: random.choice([1, -1])]
+        return
+    name = str(random.choice(names))
+    array = arrays[name]
+    place = random.integers(array.size)
+    flat = array.reshape(-1)
+    how = random.integers(4)
+    if how == 0:
+        arrays[name] = array[: random.integers(len(array) + 1)]
+    elif how == 1:
+        arrays[name] = np.moveaxis(array, 0, -1)
+    else:
+        flat[place] = random.choice([np.nan, -1, 2, 6e4, -flat[place], flat[place] + 0.5])
+
+
+def _header(random, case, arrays, header):
+    how = random.integers(6)
+    if how == 0:
+        header["version"] = int(random.choice([0, 1, 3]))
+    elif how == 1:
+        case.pop(str(random.choice(list(case))))
+    elif how == 2:
+        case["leaves"] = []
+    elif how == 3:
+        case["forces"] = str(random.choice(sorted(arrays)))
+    elif how == 4:
+        case["boxes"] = [None, {"entries": case["axes"], "sides": case["axes"], "slopes": [None]}]
+    else:
+        header["cases"].reverse()
+
+
+_KINDS = {
+    "a leaf dropped": _leaf_dropped,
+    "a sign flipped": _sign,
+    "a split at another point": _another_point,
+    "another neuron": _another_neuron,
+    "leaves exchanged": _another_side,
+    "a number": _number,
+    "the order of nodes": _structure,
+    "shapes": _shapes,
+    "slopes": _slopes,
+    "the header": _header,
+}

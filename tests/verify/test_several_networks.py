@@ -1,0 +1,98 @@
+"""Properties of several networks: one joint model, in the search and in the checker."""
+
+import numpy as np
+import onnx
+import pytest
+from exact import dense, random_layers
+
+from stagecert.errors import ProblemError
+from stagecert.verify import verify
+from stagecert.verify.models import OpenModel
+from stagecert_check import check, joining
+
+# f is not decreasing in its first input if its weights are not negative; g is the same network.
+LAYERS = [([[1.0, 0.5], [0.25, -1.0]], [0.1, 0.2]), ([[1.0, 0.5]], [0.0])]
+TEXT = """
+(vnnlib-version <2.0>)
+(declare-network f (declare-input X_f real [1,2]) (declare-output Y_f real [1,1]))
+(declare-network g RELATION (declare-input X_g real [1,2]) (declare-output Y_g real [1,1]))
+(assert (and (>= X_f[0,0] -1.0) (<= X_f[0,0] 1.0) (>= X_f[0,1] -1.0) (<= X_f[0,1] 1.0)))
+(assert (and (>= X_g[0,0] -1.0) (<= X_g[0,0] 1.0) (>= X_g[0,1] -1.0) (<= X_g[0,1] 1.0)))
+(assert (== X_f[0,1] X_g[0,1]))
+(assert (>= X_f[0,0] X_g[0,0]))
+(assert (<= Y_f[0,0] (- Y_g[0,0] BY)))
+"""
+
+
+def _files(tmp_path, layers=LAYERS):
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.onnx"
+    arrays = [(np.array(w, np.float32), np.array(b, np.float32)) for w, b in layers]
+    path.write_bytes(dense(arrays).SerializeToString())
+    return path
+
+
+def _text(relation="", by=0.5):
+    return TEXT.replace("RELATION", relation).replace("BY", str(by))
+
+
+def test_a_monotone_network_is_proven_monotone(tmp_path):
+    path = _files(tmp_path)
+    pairs = [("f", path), ("g", path)]
+    text = _text("(equal-to f)")
+    found = verify(pairs, text, 120)
+    assert (found.answer, found.checked) == ("unsat", True)
+    (tmp_path / "p.vnnlib").write_text(text)
+    (tmp_path / "c.cert").write_bytes(found.certificate)
+    spelt = repr([(name, str(p)) for name, p in pairs])
+    for given in (pairs, spelt):
+        assert check(given, tmp_path / "p.vnnlib", tmp_path / "c.cert").accepted
+    # The certificate is for these two networks, in this order.
+    other = [("f", path), ("g", _files(tmp_path, [*LAYERS[:1], ([[1.0, 0.4]], [0.0])]))]
+    (tmp_path / "q.vnnlib").write_text(_text())
+    assert not check(other, tmp_path / "q.vnnlib", tmp_path / "c.cert").accepted
+
+
+def test_a_counterexample_of_two_networks(tmp_path):
+    one, other = _files(tmp_path), _files(tmp_path, [*LAYERS[:1], ([[1.0, 0.5]], [2.0])])
+    found = verify([("f", one), ("g", other)], _text("(isomorphic-to f)"), 120)
+    assert found.answer == "sat"
+    assert found.counterexample is not None
+
+
+def test_networks_must_be_those_of_the_property(tmp_path):
+    path, other = _files(tmp_path), _files(tmp_path, [*LAYERS[:1], ([[1.0, 0.4]], [0.0])])
+    for given, relation, reason in (
+        (path, "", "is about 2 networks"),
+        ([("g", path), ("f", path)], "", "in this order"),
+        ([("f", path), ("g", other)], "(equal-to f)", "their files differ"),
+        ([("f", path)], "", "in this order"),
+        ([("f", path), ("f", path)], "", "are given as"),
+        ("[('f', ", "", "is no list of networks"),
+    ):
+        with pytest.raises(ProblemError, match=reason):
+            verify(given, _text(relation), 20)
+
+
+def test_the_joint_network_computes_what_its_parts_do(tmp_path):
+    paths = [_files(tmp_path, random_layers(seed)) for seed in (1, 2)]
+    model = OpenModel([("f", paths[0]), ("g", paths[1])])
+    x = np.random.default_rng(0).normal(size=(5, 4))
+    parts = [OpenModel(path).session.run(x[:, 2 * k : 2 * k + 2]) for k, path in enumerate(paths)]
+    np.testing.assert_allclose(model.session.run(x), np.concatenate(parts, axis=1), rtol=1e-6)
+    assert model.network.output_size == 6
+
+
+def test_what_cannot_be_joined_is_refused(tmp_path):
+    model = dense(random_layers(1))
+    plain = model.SerializeToString()
+    model.opset_import[0].version += 1
+    with pytest.raises(ProblemError, match="different opsets"):
+        joining.joined([("f", plain), ("g", model.SerializeToString())])
+    model.graph.sparse_initializer.add()
+    with pytest.raises(ProblemError, match="sparse"):
+        joining.joined([("f", model.SerializeToString())])
+    with pytest.raises(ProblemError, match="no ONNX file"):
+        joining.joined([("f", b"rubbish")])
+    whole = onnx.load_from_string(joining.joined([("f", plain), ("g", plain)]))
+    names = [name for node in whole.graph.node for name in node.output]
+    assert len(set(names)) == len(names)
