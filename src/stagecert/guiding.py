@@ -18,14 +18,8 @@ import numpy as np
 
 from stagecert import pieces
 from stagecert.batch import Certified, lane_of
-from stagecert.certificate import (
-    Anchor,
-    Certificate,
-    Proposal,
-    lower_bound,
-    propose,
-    shape_of_certificate,
-)
+from stagecert.certificate import Certificate, Proposal, propose, shape_of_certificate
+from stagecert.formula import Anchor, lower_bound
 from stagecert.lanes import Lane, mapped
 from stagecert.problem import Objective, Problem, as_arrays
 from stagecert.reformulation import Point, constraint_values, forward_pass
