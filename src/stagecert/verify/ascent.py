@@ -24,6 +24,9 @@ SLOPE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
 # The first step of a force, in units of its layer's mean cotangent; later ones shrink by DECAY.
 FORCE_STEP, DECAY = 2.0, 0.85
 WEIGHT_STEP = 0.5
+# How the steps of a node's parts differ from its own, if these improved its bound by that share.
+LONGER, SHORTER, WORTH = np.float32(2.0), np.float32(0.5), 1e-3
+LEAST_STEP, LEAST_SCALE = 2.0**-10, np.float32(2.0**-8)
 MEAN, SQUARE = 0.7, 0.9  # what forces remember of earlier slopes, and of their squares
 SAMPLES = 8  # points of a curve that stand for it where a slope is chosen
 
@@ -56,10 +59,11 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
     scores = np.zeros(lanes.low.shape, np.float32)
     going, work = np.arange(count), lanes[np.arange(count)]
     lines = lines_of(form, work)
-    memory, units = None, None
+    memory, units, first = None, None, None
     for k in range(steps):
         found = back(form, work, lines, aim)
-        units = found.units if units is None else units
+        if first is None:
+            units, first = found.units, found.bound
         better = found.bound > bound[going]
         some = going[better]
         bound[some] = found.bound[better]
@@ -82,6 +86,10 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
                          found.units[left], found.inputs[left])  # fmt: skip
         _move(form, work, lines, found, values, ends, k, memory)
     assert units is not None
+    assert first is not None
+    # Steps that hardly helped were too long.
+    helped = bound - first > WORTH * np.abs(first)
+    best.scale = np.clip(np.where(helped, LONGER, SHORTER) * best.scale, LEAST_SCALE, 1)
     return Found(best, bound, points, scores, units)
 
 
@@ -108,7 +116,10 @@ class _Memory:
 
 def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, memory) -> None:
     """One step of slopes, forces and weights, in place."""
-    size = SLOPE_STEPS[min(k, len(SLOPE_STEPS) - 1)]
+    # Powers of two, and not too small ones, so that half precision holds the slopes.
+    scale = np.exp2(np.floor(np.log2(lanes.scale)))[:, None]
+    size = np.maximum(SLOPE_STEPS[min(k, len(SLOPE_STEPS) - 1)] * scale, LEAST_STEP)
+    size = size.astype(np.float32)
     for index, layer in form.layers.items():
         if layer.maximum or index not in found.blocks:
             continue
@@ -116,7 +127,7 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, 
         x = values[:, some]
         if layer.relu:
             # Where a line below is used, its slope grows with x.
-            step = np.copysign(np.float32(size), x)
+            step = np.copysign(size, x)
             step *= g > 0
             step += lanes.below[:, some]
             np.clip(step, 0, 1, out=step)
@@ -154,12 +165,13 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
     # Where cotangents have vanished, forces have to grow all the same.
     units = np.maximum(found.units, lanes.units)
     unit = units[memory.lane, form.of_neuron[memory.neuron]]
+    unit = unit * lanes.scale[memory.lane]
     new = force + FORCE_STEP * DECAY**k * unit * memory.step(slope)
     new = np.where(held & 1, new, np.maximum(new, 0))
     lanes.force[at] = np.where(held & 2, new, np.minimum(new, 0))
 
 
-def _turn(layer: Layer, lanes: Lanes, g, x, size: float) -> None:
+def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
     """Turns the used lines of a curve towards those that touch its hull at x."""
     some = layer.some
     low, high = lanes.low[:, some].astype(float), lanes.high[:, some].astype(float)
@@ -171,7 +183,7 @@ def _turn(layer: Layer, lanes: Lanes, g, x, size: float) -> None:
         used = g > 0 if side > 0 else g < 0
         wanted = _hull_slope(xs, fs, at, side)
         old = slopes[:, some]
-        slopes[:, some] = np.where(used, old + 2 * min(size, 0.5) * (wanted - old), old)
+        slopes[:, some] = np.where(used, old + np.minimum(2 * size, 1) * (wanted - old), old)
 
 
 def _hull_slope(xs, fs, at, side: int) -> np.ndarray:

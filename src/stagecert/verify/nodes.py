@@ -91,6 +91,7 @@ class Lanes:
         force: (lanes, neurons), positive on upper ends, negative on lower ones.
         weights: (lanes, rows), of the rows.
         units: (lanes, layers), the least size of a step of a force.
+        scale: (lanes,), at most one: what all steps are multiplied by.
     """
 
     box: tuple[np.ndarray, np.ndarray]
@@ -104,6 +105,7 @@ class Lanes:
     force: np.ndarray
     weights: np.ndarray
     units: np.ndarray
+    scale: np.ndarray
 
     def __len__(self) -> int:
         return len(self.low)

@@ -87,7 +87,7 @@ class Tightener:
                 np.zeros((count, 1), np.float32), start,
                 repeated(above) if form.curved else start, nothing,
                 np.ones((count, 1), np.float32),
-                np.zeros((count, len(form.layers)), np.float32),
+                np.zeros((count, len(form.layers)), np.float32), np.ones(count, np.float32),
             )  # fmt: skip
             aim = Aim(argument, entries[some], sides[some])
             better = ascend(form, lanes, STEPS, np.full(count, np.inf), aim)

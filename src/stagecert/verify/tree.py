@@ -13,8 +13,8 @@ from stagecert_check.graph import Program
 
 # Lanes at a time: so many that the arrays of all fit into the caches, but not more than this.
 LANES, LANE_NUMBERS = 512, 100_000
-# Steps of ascent on a root, and on another node.
-ROOT_STEPS, NODE_STEPS = 30, 6
+# Steps of ascent on a root, on another node, and one more for so many splits of it.
+ROOT_STEPS, NODE_STEPS, MORE_STEPS_EVERY = 30, 6, 12
 # Neurons whose split is tried before one is chosen.
 TRIED = 3
 
@@ -105,7 +105,7 @@ class Tree:
             low=((n,), np.float32), high=((n,), np.float32), held=((n,), np.int8),
             below=((n,), np.float32 if form.curved else np.float16),
             above=((self.above,), np.float32), force=((n,), np.float32),
-            weights=((width,), np.float32),
+            weights=((width,), np.float32), scale=((), np.float32),
         )  # fmt: skip
         of_node = 17 * n + 4 * self.above + 4 * width + 32
         self.most = max(int(0.5 * memory * 2**30 / of_node), 64)
@@ -138,6 +138,7 @@ class Tree:
             root=np.arange(count), node=np.arange(count), depth=np.zeros(count), low=low, high=high,
             held=np.zeros((count, n)), below=below, above=above[:, : self.above],
             force=np.zeros((count, n)), weights=known / np.sum(known, axis=1, keepdims=True),
+            scale=np.ones(count),
         )  # fmt: skip
 
     def reopen(self, nodes, below, above, force, weights) -> None:
@@ -162,13 +163,13 @@ class Tree:
         self.closed -= float(np.sum(0.5**depth)) / len(self.roots)
         self.stack.extend(
             root=root, node=nodes, depth=depth, low=low, high=high, held=held, below=below,
-            above=above, force=force, weights=weights,
+            above=above, force=force, weights=weights, scale=np.ones(len(nodes)),
         )  # fmt: skip
 
     @property
     def done(self) -> bool:
         """Whether every root is refuted."""
-        return not len(self.stack)
+        return not len(self.stack) and not self.stuck
 
     def step(self) -> Met:
         """Bounds the nodes on top of the stack, closes what is refuted and splits the others."""
@@ -179,11 +180,12 @@ class Tree:
         lanes = Lanes(
             (self.boxes[0][root], self.boxes[1][root]), taken["low"], taken["high"], taken["held"],
             self.rows[root], self.limits[root], below, taken["above"] if self.above else below,
-            taken["force"], taken["weights"], self.units[root],
+            taken["force"], taken["weights"], self.units[root], taken["scale"],
         )  # fmt: skip
         whole = bool(np.any(taken["depth"] == 0))
         margin = self.margin[root]
-        found = ascend(self.form, lanes, ROOT_STEPS if whole else NODE_STEPS, margin)
+        steps = min(NODE_STEPS + int(np.max(taken["depth"])) // MORE_STEPS_EVERY, ROOT_STEPS)
+        found = ascend(self.form, lanes, ROOT_STEPS if whole else steps, margin)
         if whole:
             first = taken["depth"] == 0
             self.units[root[first]] = found.units[first]
@@ -265,7 +267,7 @@ class Tree:
             "root": root[both], "node": (first[:, None] + [0, 1]).reshape(-1),
             "depth": taken["depth"][open_][both] + 1, "low": parts.low, "high": parts.high,
             "held": parts.held, "below": parts.below, "above": parts.above[:, : self.above],
-            "force": parts.force, "weights": parts.weights,
+            "force": parts.force, "weights": parts.weights, "scale": parts.scale,
         }  # fmt: skip
         self.stack.extend(**{name: x[order] for name, x in fields.items()})
 
