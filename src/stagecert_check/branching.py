@@ -1,9 +1,7 @@
 """Trees that split neurons: leaves in batches, which share the facts of their boxes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +10,21 @@ from stagecert_check.certificate import SLOPES, Leaf
 from stagecert_check.functions import Refused
 from stagecert_check.leaves import Clipped, pushes, splits_of
 from stagecert_check.numbers import LARGEST
-from stagecert_check.tree import Task
+from stagecert_check.objectives import Objectives
+from stagecert_check.properties import Property
+from stagecert_check.slopes import Given
+from stagecert_check.tree import Task, boxes_of
 
-if TYPE_CHECKING:
-    from stagecert_check.checker import Checker
-
-Stacks = dict[int, tuple[np.ndarray | None, np.ndarray | None]]
+Stacks = dict[int, tuple[np.ndarray | None, ...]]
 
 
 class Branching:
     """Bounds for the leaves of such trees."""
 
-    def __init__(self, checker: Checker, boxes_at_once: int, leaves_at_once: int):
-        self._checker = checker
-        self._boxes_at_once, self._leaves_at_once = boxes_at_once, leaves_at_once
+    def __init__(self, given: Given, wanted: Property, objectives: Objectives, *at_once: int):
+        self._given, self._wanted, self._objectives = given, wanted, objectives
+        self._program, self._real = objectives.program, objectives.real
+        self._boxes_at_once, self._leaves_at_once = at_once
         self._stacks: tuple[Any, Leaf | None, Stacks] = None, None, {}  # those read last
         self._latest: tuple[Any, Facts | None] = None, None  # facts of boxes, and which
 
@@ -52,8 +51,8 @@ class Branching:
         for (number, leaf), same in kinds.items():
             whole = self._whole(certificate, number, leaf, digests[leaf])
             boxes: dict[bytes, list[Task]] = {}
-            for task in same:
-                boxes.setdefault(task.low.tobytes() + task.high.tobytes(), []).append(task)
+            for task, box in boxes_of(same):
+                boxes.setdefault(box, []).append(task)
             every = list(boxes.values())
             for begin in range(0, len(every), self._boxes_at_once):
                 batch = every[begin : begin + self._boxes_at_once]
@@ -71,12 +70,12 @@ class Branching:
         """The slopes of all leaves, as they are stored: by activation, below and above."""
         if self._stacks[0] is certificate and self._stacks[1] == leaf:
             return self._stacks[2]
-        checker, found = self._checker, {}
+        found: Stacks = {}
         assert leaf is not None
-        for index, pair in zip(checker.activations, leaf.slopes, strict=False):
+        for index, pair in zip(self._given.activations, leaf.slopes, strict=False):
             arrays = tuple(
                 None if name is None
-                else certificate.array(name, SLOPES, (None, *checker.shape(index)))
+                else certificate.array(name, SLOPES, (None, *self._given.shape(index)))
                 for name in pair or ()
             )  # fmt: skip
             for x in arrays:
@@ -93,29 +92,27 @@ class Branching:
         """The facts of a case's box, if the tree says how to make them tighter."""
         if not any(leaf.boxes):
             return None
-        checker = self._checker
-        inputs = checker.wanted.cases[number].inputs
+        inputs = self._wanted.cases[number].inputs
         low, high = (np.array([x], float) for x in (inputs.lower64, inputs.upper64))
         return self._kept(
             (digest, low.tobytes(), high.tobytes()),
-            lambda: Facts(checker.real, checker.program, low, high).derive(
-                lambda *of: checker.tighten(certificate, leaf, *of)
+            lambda: Facts(self._real, self._program, low, high).derive(
+                lambda *of: self._given.tighten(certificate, leaf, *of)
             ),
         )
 
     def _facts(self, batch: list[list[Task]], whole: Facts | None, digest: bytes) -> Facts:
         """The facts of some boxes; they are parts of the whole one."""
-        checker = self._checker
         low = np.stack([same[0].low for same in batch])
         high = np.stack([same[0].high for same in batch])
         if whole is None:
             return self._kept(
                 (low.tobytes(), high.tobytes()),
-                lambda: Facts(checker.real, checker.program, low, high).derive(),
+                lambda: Facts(self._real, self._program, low, high).derive(),
             )
         if np.array_equal((low, high), whole.inputs):
             return whole
-        return Facts(checker.real, checker.program, low, high).derive(
+        return Facts(self._real, self._program, low, high).derive(
             lambda facts, _, argument: facts.meet(argument, whole)
         )
 
@@ -127,18 +124,18 @@ class Branching:
 
     def _together(self, certificate, facts: Facts, of: np.ndarray, tasks: list[Task]) -> np.ndarray:
         """The bounds on some leaves, which are on the boxes `of`."""
-        checker, numbers = self._checker, np.array([task.number for task in tasks])
+        numbers = np.array([task.number for task in tasks])
         slopes = {}
         for index, pair in self._read(certificate, tasks[0].leaf).items():
-            shape = checker.shape(index, len(tasks))
+            shape = self._given.shape(index, len(tasks))
             slopes[index] = tuple(
                 None if x is None
                 else np.broadcast_to(x if len(x) == 1 else x[numbers], shape).astype(np.float64)
                 for x in pair
             )  # fmt: skip
-        splits = splits_of([task.path for task in tasks], checker.sizes)  # type: ignore
+        splits = splits_of([task.path for task in tasks], self._given.sizes)  # type: ignore
         clipped = Clipped(facts, of, splits, slopes)
-        more = pushes(checker.real, checker.program, len(tasks), splits)
+        more = pushes(self._real, self._program, len(tasks), splits)
         rows = np.arange(len(tasks))
-        found = checker.objectives.bounds(clipped, rows, tasks, {}, more)
+        found = self._objectives.bounds(clipped, rows, tasks, {}, more)
         return np.where(clipped.empty, np.inf, found)

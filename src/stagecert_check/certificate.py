@@ -22,7 +22,7 @@ SLOPES = ("<f2", "<f4", "<f8")
 # Limits, in bytes unless it says otherwise; see docs/certificates.md.
 _LARGEST_FILE = 2**30
 _LARGEST_HEADER = 2**22
-_LARGEST_ARRAY = 2**26
+_LARGEST_ARRAY = 2**28
 _LARGEST_TOTAL = 2**30  # of all members, unpacked
 _MOST_MEMBERS = 2**16
 _MOST_LEAVES = 2**20

@@ -1,5 +1,6 @@
 """Checks a certificate against a model and a property, trusting neither it nor what made it."""
 
+import functools
 import hashlib
 import itertools
 import math
@@ -13,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from stagecert_check import graph, operators, properties  # noqa: F401  (operators registers itself)
-from stagecert_check.bounds import Facts, Lines
+from stagecert_check.bounds import Facts
 from stagecert_check.branching import Branching
-from stagecert_check.certificate import Case, Certificate, Leaf, Rows, Slopes
+from stagecert_check.certificate import Case, Certificate, Leaf, Slopes
 from stagecert_check.errors import ProblemError
 from stagecert_check.external import contents, model_contents
-from stagecert_check.functions import Activation, Refused
+from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
-from stagecert_check.tree import Task, leaves_of
+from stagecert_check.slopes import Given
+from stagecert_check.tree import Task, boxes_of, leaves_of
 
 _NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some of them
 _LEAF_NUMBERS_AT_ONCE = 2**20  # in intervals of leaves that share a box: more fall out of caches
-_ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
 _WORK_AT_ONCE = 2**26  # entries of cotangents, so that who waits hears something now and then
 _MOST_BOXES = 512
 _MOST_REMEMBERED = 2**17  # bounds
@@ -41,7 +42,7 @@ class Report:
         accepted: whether every step of the certificate holds, so that the property does.
         reasons: why not.
         bounds: for every case, for every leaf: the lower bound that refutes it. Those that were not
-            reached are NaN.
+            reached are NaN; where splits leave no points, it is infinite.
     """
 
     accepted: bool
@@ -102,13 +103,15 @@ class Checker:
         self._remembered: OrderedDict[bytes, Any] = OrderedDict()
         self._tried = self._easy = 0  # boxes
         numbers = sum(math.prod(node.shape) for node in program.nodes)
-        self.sizes = {k: math.prod(self.shape(k)) for k in self.activations}
-        entries = sum(self.sizes.values())
+        self.given = Given(program)
+        entries = sum(self.given.sizes.values())
         self._large = entries >= _LARGE and not exact
         most = min(_NUMBERS_AT_ONCE // numbers, _WORK_AT_ONCE // (numbers * max(entries, 1)))
         self._boxes_at_once = min(max(most, 1), _MOST_BOXES)
         leaves_at_once = max(_LEAF_NUMBERS_AT_ONCE // numbers, 1)
-        self._branching = Branching(self, self._boxes_at_once, leaves_at_once)
+        self._branching = Branching(
+            self.given, wanted, self.objectives, self._boxes_at_once, leaves_at_once
+        )
         sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
         outputs = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)
         if len(wanted.networks) != 1:
@@ -168,7 +171,7 @@ class Checker:
         """The leaves of a case's tree."""
         inputs = self.wanted.cases[number].inputs
         box = np.array(inputs.lower64, float), np.array(inputs.upper64, float)
-        return leaves_of(number, case, *box, sum(self.sizes.values()))
+        return leaves_of(number, case, *box, sum(self.given.sizes.values()))
 
     def bounds(self, certificate: Certificate | None, tasks: Iterable[Task]) -> Iterator:
         """(some tasks, their lower bounds) until all are done.
@@ -209,7 +212,7 @@ class Checker:
             for index, pair in zip(self.activations, slopes, strict=False):
                 for name in pair or ():
                     if name is not None and name not in arrays:
-                        array = certificate.slopes(name, self.shape(index, rows))
+                        array = certificate.slopes(name, self.given.shape(index, rows))
                         arrays[name] = _digest(array.shape, array.tobytes())
                 found.append(pair and [name and arrays[name] for name in pair])
             return found
@@ -219,24 +222,23 @@ class Checker:
                 parts: list[Any] = [of_slopes(leaf.slopes)] if leaf.count is None else ["all"]
                 for index, rows in zip(self.activations, leaf.boxes, strict=False):
                     if rows is not None:
-                        entries, sides = self._entries(certificate, index, rows)
+                        entries, sides = self.given.entries(certificate, index, rows)
                         slopes = of_slopes(rows.slopes, len(entries))
                         parts += [index, entries.tobytes(), sides.tobytes(), slopes]
                 leaves[leaf] = _digest(*parts)
         return {
-            id(task): _digest(task.case, task.low.tobytes(), task.high.tobytes(), task.multipliers,
-                              leaves[task.leaf],
+            id(task): _digest(task.case, box, task.multipliers, leaves[task.leaf],
                               *(self._branching.own(certificate, task) if task.path else ()))
-            for task in tasks
+            for task, box in boxes_of(tasks)
         }  # fmt: skip
 
     def _new_bounds(self, certificate, tasks: list[Task]) -> Iterator:
         kinds: dict[tuple, list[Task]] = {}
-        for task in tasks:
+        for task, box in boxes_of(tasks):
             boxes = task.leaf.boxes if task.leaf is not None else ()
             boxes = boxes if any(rows is not None for rows in boxes) else ()
-            kinds.setdefault((task.low.tobytes(), task.high.tobytes(), boxes), []).append(task)
-        plain = [same for key, same in kinds.items() if not key[2]]
+            kinds.setdefault((box, boxes), []).append(task)
+        plain = [same for key, same in kinds.items() if not key[1]]
         for begin in range(0, len(plain), self._boxes_at_once):
             batch = plain[begin : begin + self._boxes_at_once]
             if self._large and (self._tried < _TRIES or 4 * self._easy >= self._tried):
@@ -251,10 +253,12 @@ class Checker:
             if batch:
                 yield from self._together(certificate, batch, Facts.derive)
         for key, same in kinds.items():
-            if key[2]:
+            if key[1]:
                 leaf: Any = same[0].leaf
-                yield from self._together(certificate, [same], lambda facts, leaf=leaf:
-                    facts.derive(lambda *of: self.tighten(certificate, leaf, *of)))  # fmt: skip
+                tighter = functools.partial(self.given.tighten, certificate, leaf)
+                yield from self._together(
+                    certificate, [same], functools.partial(Facts.derive, tighter=tighter)
+                )
 
     def _easily(self, batch: list[list[Task]]) -> Iterator:
         """(task, bound) of those that intervals without passes back refute.
@@ -283,79 +287,14 @@ class Checker:
         for rows in groups:
             some, lines = [every[k][0] for k in rows], {}
             if own[rows[0]]:
-                slopes = self._slopes(certificate, some[0].leaf.slopes)  # type: ignore
-                lines = self._lines(facts, slopes, int(of[rows[0]]))
+                slopes = self.given.slopes(certificate, some[0].leaf.slopes)  # type: ignore
+                lines = self.given.lines(facts, slopes, int(of[rows[0]]))
             yield some, self.objectives.bounds(facts, of[rows], some, lines, None)
 
     def refutes(self, task: Task, bound: Any) -> bool:
         """Whether a lower bound on a task's combination of rows leaves no counterexample."""
         strict = self.objectives.of(task.case, task.multipliers).strict
         return bool(bound > 0 or (strict and bound == 0))
-
-    def shape(self, index: int, rows: int | None = None) -> tuple[int, ...]:
-        """The shape of an activation's argument, or of many."""
-        shape = self.program.nodes[self.program.nodes[index].arguments[0]].shape
-        return shape if rows is None else (rows, *shape)
-
-    def _slopes(self, certificate, slopes: tuple[Slopes | None, ...], rows: int | None = None):
-        """The arrays (rows, *shape) by activation, below and above; None is the default."""
-        found = {}
-        for index, pair in zip(self.activations, slopes, strict=False):
-            if pair is not None:
-                found[index] = [
-                    None if name is None
-                    else certificate.slopes(name, self.shape(index, rows)).reshape(
-                        -1 if rows is None else rows, *self.shape(index))
-                    for name in pair
-                ]  # fmt: skip
-        return found
-
-    def _lines(self, facts: Facts, slopes: dict, box: int, rows: Any = None) -> dict[int, Lines]:
-        """Lines with given slopes for one box; of the slopes some `rows` if there are many."""
-        lines, of = {}, slice(box, box + 1)
-        for index, pair in slopes.items():
-            function, ends = self.program.nodes[index].operation, facts.boxes[index]
-            assert isinstance(function, Activation)
-            default = ()
-            if any(x is None for x in pair):
-                default = function.slopes(*(x[of] for x in ends))
-            shape = self.shape(index, 1 if rows is None else len(rows))
-            low, high = (
-                np.broadcast_to(default[k] if x is None else x if rows is None else x[rows], shape)
-                for k, x in enumerate(pair)
-            )
-            lines[index] = facts.line(index, of, low, high)
-        return lines
-
-    def _entries(self, certificate, index: int, given: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """Entries of an activation's argument, each at most once for a side, and their sides."""
-        entries = certificate.array(given.entries, ("<i4",), (None,))
-        sides = certificate.array(given.sides, ("<i4",), entries.shape)
-        if np.any(entries < 0) or np.any(entries >= self.sizes[index]):
-            raise Refused("a box has entries that are not there")
-        if np.any(np.abs(sides) != 1):
-            raise Refused("a box has sides other than 1 and -1")
-        if any(np.any(np.diff(entries[sides == side]) <= 0) for side in (1, -1)):
-            raise Refused("the entries of a box do not increase on each side")
-        return entries, sides
-
-    def tighten(self, certificate, leaf: Leaf, facts: Facts, index: int, argument: int) -> None:
-        """Passes back with slopes that the leaf gives for single entries of an argument."""
-        given = leaf.boxes[self.activations.index(index)]
-        if given is None:
-            return
-        entries, sides = self._entries(certificate, index, given)
-        slopes = self._slopes(certificate, given.slopes, len(entries))
-        width = sum(self.sizes[k] for k in slopes)
-        at_once = max(_ROWS_AT_ONCE // max(width, 1), 1)
-        for sign in (1, -1):
-            mine = np.flatnonzero(sides == sign)
-            for begin in range(0, len(mine), at_once):
-                rows = mine[begin : begin + at_once]
-                lines = self._lines(facts, slopes, 0, rows)
-                of = np.zeros(len(rows), int)
-                found = facts.unit_bounds(argument, of, entries[rows], sign, lines)
-                facts.improve(argument, of, entries[rows], sign, found)
 
 
 class _Ended(BaseException):

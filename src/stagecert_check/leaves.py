@@ -55,8 +55,10 @@ def splits_of(paths: Sequence[Path], sizes: dict[int, int]) -> dict[int, Splits]
     for index, size in sizes.items():
         mine = (first <= neurons) & (neurons < first + size)
         if np.any(mine):
+            # Forces so small that they could underflow are taken for zero, which is as safe.
+            strong = np.where(forces[mine] < TINY, 0, forces[mine])
             found[index] = Splits(
-                rows[mine], neurons[mine] - first, cuts[mine], sides[mine], forces[mine]
+                rows[mine], neurons[mine] - first, cuts[mine], sides[mine], strong
             )
         first += size
     return found

@@ -91,9 +91,9 @@ class Table(Form):
     def __init__(self, function: Callable, left: Limit | None = None, right: Limit | None = None):
         self._function = function
         count = 2 * _REACH * _CELLS + 1
-        # Of values and of slopes: coefficients by cell, the highest first, and errors.
-        self._values = np.zeros((count, _DEGREE + 1)), np.full(count, np.inf)
-        self._slopes = np.zeros((count, _DEGREE)), np.full(count, np.inf)
+        # Of values and of slopes: coefficients, the highest first, by cell, and errors.
+        self._values = np.zeros((_DEGREE + 1, count)), np.full(count, np.inf)
+        self._slopes = np.zeros((_DEGREE, count)), np.full(count, np.inf)
         self._made = np.zeros(count // _CELLS + 1, bool)  # by blocks of a unit's cells
         self._tails = [
             _Tail(function, limit, sign)
@@ -109,10 +109,9 @@ class Table(Form):
 
     def curvature(self, x):
         cell, distance = self._cell(x)
-        rows = self._slopes[0][cell]
         found = np.zeros(x.shape)
-        for k in range(_DEGREE - 1):
-            found = found * distance + (_DEGREE - 1 - k) * rows[..., k]
+        for k, row in enumerate(self._slopes[0][:-1]):
+            found = found * distance + (_DEGREE - 1 - k) * row[cell]
         return found
 
     def _cell(self, x):
@@ -136,10 +135,10 @@ class Table(Form):
     def _evaluate(self, x, table, by_tail) -> Result:
         cell, distance = self._cell(x)
         coefficients, errors = table
-        rows, error = coefficients[cell], errors[cell]
-        found = rows[..., 0]
-        for k in range(1, rows.shape[-1]):
-            found = found * distance + rows[..., k]
+        error, found = errors[cell], coefficients[0][cell]
+        for row in coefficients[1:]:
+            found *= distance
+            found += row[cell]
         error = np.where(np.abs(x) <= _REACH, error, np.inf)
         for tail in self._tails:
             far = tail.sign * x >= tail.start
@@ -156,7 +155,7 @@ class Table(Form):
             for table, (coefficients, error) in zip(
                 (self._values, self._slopes), polynomials, strict=True
             ):
-                table[0][cell], table[1][cell] = coefficients, error
+                table[0][:, cell], table[1][cell] = coefficients, error
         self._made[block] = True
 
 

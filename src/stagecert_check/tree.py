@@ -3,7 +3,8 @@
 Both parts of a cut or split are there, and both have the cut itself: so the leaves cover the box.
 """
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,16 @@ class Task:
     multipliers: tuple[float, ...]
     leaf: Leaf | None = None
     path: Path | None = None
+
+
+def boxes_of(tasks: Iterable[Task]) -> Iterator[tuple[Task, bytes]]:
+    """Tasks with digests of their boxes. Arrays that many of them share are read once."""
+    known: dict[tuple[int, int], bytes] = {}
+    for task in tasks:
+        ends = id(task.low), id(task.high)
+        if ends not in known:
+            known[ends] = hashlib.sha256(task.low.tobytes() + task.high.tobytes()).digest()
+        yield task, known[ends]
 
 
 class _Walk:

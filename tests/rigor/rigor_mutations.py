@@ -279,12 +279,15 @@ def run_mutations(count: int, seed: int, folder: Path) -> dict[str, collections.
     return tally
 
 
+def _tree_bases(folder: Path) -> list[trees.Base]:
+    (folder / "made").mkdir()
+    made, kinds = rigor_trees.proven(folder / "made"), (False, True)
+    return [trees.Base(folder, made, holds, slopes) for holds in kinds for slopes in kinds]
+
+
 def run_trees(count: int, seed: int, folder: Path) -> dict[str, collections.Counter]:
     """The same for certificates whose trees split neurons."""
-    random, kinds = np.random.default_rng(seed), (False, True)
-    (folder / "made").mkdir()
-    made = rigor_trees.proven(folder / "made")
-    bases = [trees.Base(folder, made, holds, slopes) for holds in kinds for slopes in kinds]
+    random, bases = np.random.default_rng(seed), _tree_bases(folder)
     tally: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for number in range(count):
         base = bases[number % len(bases)]
@@ -325,7 +328,7 @@ def _odd_npy(random) -> bytes:
     return b"\x93NUMPY" + version + length + raw + bytes(int(random.choice([0, 24, 48, 1000])))
 
 
-def fuzzed(random: np.random.Generator, base: Base) -> bytes:
+def fuzzed(random: np.random.Generator, base: Base | trees.Base) -> bytes:
     """A certificate that is broken in some way."""
     how = int(random.integers(8))
     data = base.certificate
@@ -403,15 +406,19 @@ def run_fuzz(count: int, seed: int, folder: Path, say=lambda _: None) -> dict:
     """What became of so many files; the longest time and the most memory that one took."""
     random = np.random.default_rng(seed)
     bases = [Base(folder, with_slopes) for with_slopes in (False, True)]
+    bases += [base for base in _tree_bases(folder) if base.holds]
     tally: collections.Counter = collections.Counter()
     longest, before = 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(BaseException("hangs")))
     for number in range(count):
-        base = bases[number % 2]
+        base = bases[number % len(bases)]
         data = fuzzed(random, base)
         begin = time.process_time()
         signal.alarm(60)
-        tally[verdict(base, base.model, base.text, data)] += 1
+        if isinstance(base, Base):
+            tally[verdict(base, base.model, base.text, data)] += 1
+        else:
+            tally[base.verdict(data)] += 1
         signal.alarm(0)
         longest = max(longest, time.process_time() - begin)
         if number % 1000 == 999:

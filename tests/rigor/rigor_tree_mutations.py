@@ -42,6 +42,7 @@ class Base:
         rigor_trees.write(self.paths, trees)
         report = check(*self.paths)
         assert report.accepted == holds, report.reasons
+        self.certificate = self.paths[2].read_bytes()
         self.header, self.arrays = models.read(self.paths[2])
         self.wanted = properties.load(self.paths[1].read_bytes())
         box = self.wanted.cases[0].inputs

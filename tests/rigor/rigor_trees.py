@@ -38,7 +38,7 @@ def bounds_of(checker: Checker, tree: Branches) -> tuple[list, np.ndarray]:
     with np.errstate(all="ignore"):
         tasks = list(checker.tasks(tree.case, arrays.tree(tree)))
         found = np.full(len(tasks), np.nan)
-        for some, bounds in checker.bounds(arrays, tasks):
+        for some, bounds in checker.bounds(arrays, tasks):  # type: ignore
             for task, bound in zip(some, bounds, strict=True):
                 found[task.number] = (
                     float(bound) if not hasattr(bound, "p") else int(bound.p) / int(bound.q)
@@ -89,7 +89,7 @@ def random_tree(random: np.random.Generator, checker: Checker, depth: int = 4) -
     multipliers = random.exponential(size=(leaves, rows)) * random.integers(0, 3, (leaves, rows))
     slopes = []
     for index in checker.activations:
-        shape = checker.shape(index, int(random.choice([1, leaves])))
+        shape = checker.given.shape(index, int(random.choice([1, leaves])))
         pair = [random.uniform(-0.5, 1.5, shape).astype(random.choice(["<f2", "<f4", "<f8"]))
                 if random.integers(2) else None for _ in range(2)]  # fmt: skip
         slopes.append(None if random.integers(3) == 0 else tuple(pair))
@@ -137,7 +137,7 @@ def exact_minimum(pieces, case, task) -> fmpq | None:
 # -- trees that prove ------------------------------------------------------------------------------
 
 
-def layers_of(model: onnx.ModelProto) -> list[tuple[np.ndarray, np.ndarray]]:
+def layers_of(model: onnx.ModelProto) -> list:
     """Weights and biases."""
     stored = {t.name: numpy_helper.to_array(t).astype(float) for t in model.graph.initializer}
     return [tuple(stored[name] for name in node.input[1:]) for node in model.graph.node
@@ -233,7 +233,7 @@ def proven(folder: Path) -> tuple[list[Path], list[Branches]]:
 
 def with_slopes(checker: Checker, tree: Branches) -> Branches:
     """The same with slopes that are written down: the defaults of each leaf, and shared ones."""
-    shapes = [checker.shape(k, tree.leaves) for k in checker.activations]
+    shapes = [checker.given.shape(k, tree.leaves) for k in checker.activations]
     random = np.random.default_rng(0)
     first = random.integers(2, size=shapes[0]).astype("<f4")
     return replace(tree, slopes=((first, None), (np.ones((1, *shapes[1][1:]), "<f2"), None)))
@@ -241,5 +241,5 @@ def with_slopes(checker: Checker, tree: Branches) -> Branches:
 
 def write(paths: list[Path], trees: list[Branches]) -> None:
     """Writes the certificate."""
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[:2]]
-    certificates.write(paths[2], certificates.Proof(*digests, tuple(trees)))
+    model, text = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[:2])
+    certificates.write(paths[2], certificates.Proof(model, text, tuple(trees)))

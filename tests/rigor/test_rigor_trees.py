@@ -1,6 +1,7 @@
 """Trees that split neurons: bounds on leaves against the exact truth, and certificates by hand."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,15 @@ import rigor_soundness
 import rigor_trees
 from flint import arb, fmpq
 
+from stagecert.verify import certificates
 from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.models import opened
 from stagecert.verify.proving import Refutation, Rejected, certify
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import groups_of
-from stagecert_check import check, properties
+from stagecert_check import certificate as certificate_
+from stagecert_check import check, command, properties
+from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
 
 
@@ -37,10 +41,7 @@ def test_bounds_of_leaves_are_never_above_the_exact_minimum():
         tree = rigor_trees.random_tree(random, checkers[0])
         tasks, found = rigor_trees.bounds_of(checkers[0], tree)
         _, exact = rigor_trees.bounds_of(checkers[1], tree)
-        case = checkers[0].wanted.cases[0]
-        box = [[fmpq(v.numerator, v.denominator) for v in side]
-               for side in (case.inputs.lower, case.inputs.upper)]  # fmt: skip
-        pieces = list(rigor_exact.traced(rigor_exact.layers_of(model), *box))
+        case, pieces = _pieces(checkers[0], model)
         for task, bound, other in zip(tasks, found, exact, strict=True):
             truth = rigor_trees.exact_minimum(pieces, case, task)
             if truth is None:
@@ -53,6 +54,33 @@ def test_bounds_of_leaves_are_never_above_the_exact_minimum():
             leaves += 1
     assert leaves > 30
     assert near > 5
+
+
+def _pieces(checker, model):
+    """The only case, and all linear pieces of the network on its box."""
+    (case,) = checker.wanted.cases
+    box = [[fmpq(v.numerator, v.denominator) for v in side]
+           for side in (case.inputs.lower, case.inputs.upper)]  # fmt: skip
+    return case, list(rigor_exact.traced(rigor_exact.layers_of(model), *box))
+
+
+def test_so_they_are_with_forces_and_weights_of_all_sizes():
+    leaves = 0
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        model = rigor_soundness.random_model(random, (2, 4, 4, 2))
+        (low, *_), (high, *_), _ = rigor_soundness.random_problems(random, 2)
+        text = models.vnnlib(low, high + 1e-6, 2, "(assert (>= Y_0 Y_1))(assert (<= Y_0 0.3))")
+        checker = rigor_trees.checker_of(model, text)
+        tree = rigor_trees.random_tree(random, checker)
+        powers = random.choice([-310, -300, -20, 5, 15, 25], size=len(tree.forces))
+        tree = replace(tree, forces=tree.forces * 10.0**powers)
+        case, pieces = _pieces(checker, model)
+        for task, bound in zip(*rigor_trees.bounds_of(checker, tree), strict=True):
+            truth = rigor_trees.exact_minimum(pieces, case, task)
+            assert truth is None or rigor_exact.exact(bound) <= truth
+            leaves += truth is not None
+    assert leaves > 50
 
 
 @pytest.mark.parametrize("activation", ["Tanh", "Gelu"])
@@ -111,12 +139,18 @@ def proven(tmp_path_factory):
     return rigor_trees.proven(tmp_path_factory.mktemp("proven"))
 
 
-def test_a_tree_made_by_hand_is_accepted(proven):
+def test_a_tree_made_by_hand_is_accepted(proven, capsys):
     paths, trees = proven
     report = check(*paths)
     assert report.accepted, report.reasons
     assert check(*paths, exact=True).accepted
     assert max(len(tree.axes) for tree in trees) > 10
+    # Some leaves have no points, so that their bounds are infinite: JSON has no such number.
+    assert any(np.isinf(bound) for case in report.bounds for bound in case)
+    assert command.run(*paths, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["accepted"]
+    assert found["bounds"][0] == [b if np.isfinite(b) else None for b in report.bounds[0]]
     rigor_trees.write(paths, [_root_only(tree) for tree in trees])
     assert not check(*paths).accepted  # splits are needed
     rigor_trees.write(paths, trees)
@@ -137,15 +171,20 @@ def test_trees_are_pruned(proven):
         assert pruned(checker, tree, lambda: True).leaves == tree.leaves  # no time for it
 
 
-def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path):
+def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path, monkeypatch):
     paths, trees = proven
     model, wanted = opened(paths[0]), properties.load(paths[1].read_bytes())
-    made = Refutation(*groups_of(model.network, wanted), branches=(trees[1],))
+    made = Refutation(*groups_of(model.network, wanted), {}, None, (trees[1],))
     certificate = tmp_path / "c.cert"
     # The other case has no tree: the prover splits its box.
     certificate.write_bytes(certify(model, wanted, made).certificate)
-    assert check(*paths[:2], certificate).accepted
+    assert check(paths[0], paths[1], certificate).accepted
     assert Certificate(certificate).version == 2
+
+    with monkeypatch.context() as patch:  # a file that is larger than certificates may be
+        patch.setattr(certificate_, "_LARGEST_FILE", 100)
+        with pytest.raises(Rejected, match="larger than 100 bytes"):
+            certify(model, wanted, made)
 
     weak = replace(trees[1], forces=np.zeros(len(trees[1].forces)))
     checker = rigor_trees.checker_of(onnx.load(paths[0]), paths[1].read_text())
@@ -155,3 +194,135 @@ def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path)
     np.testing.assert_array_equal(
         caught.value.open[1], np.flatnonzero(~tried(checker, weak).refuted)
     )
+
+
+def _changed(paths, trees, **changes) -> str:
+    """Why a certificate is refused whose second tree is changed behind the back of `Branches`."""
+    broken = replace(trees[1])
+    for name, value in changes.items():
+        object.__setattr__(broken, name, value)
+    rigor_trees.write(paths, [trees[0], broken])
+    report = check(*paths)
+    assert not report.accepted
+    return report.reasons[0]
+
+
+def test_what_is_wrong_with_a_tree_is_said(proven, tmp_path):
+    files, trees = proven
+    paths = [*files[:2], tmp_path / "c.cert"]
+    tree = trees[1]
+    split = tree.axes.tolist().index(max(tree.axes))
+
+    def refused(**changes) -> str:
+        return _changed(paths, trees, **changes)
+
+    def put(array, value):
+        array = array.copy()
+        array.reshape(-1)[split % array.size] = value
+        return array
+
+    one = np.ones((1, 1, 5), "<f4")
+    assert "fewer forces" in refused(forces=tree.forces[:-1])
+    assert "more forces" in refused(forces=np.append(tree.forces, 0))
+    assert "forces must not be negative" in refused(forces=put(tree.forces, -1e-9))
+    assert "nor too large" in refused(forces=put(tree.forces, 1e31))
+    assert "not finite" in refused(forces=put(tree.forces, np.nan))
+    assert "multipliers must not be" in refused(multipliers=put(tree.multipliers, -1))
+    assert "no input and no neuron" in refused(axes=put(tree.axes, 2 + 9))
+    assert "outside of its box" in refused(axes=put(tree.axes, -2))
+    assert "too large" in refused(cuts=put(tree.cuts, 1e31))
+    assert "more nodes than parts" in refused(axes=tree.axes[::-1].copy())
+    assert "'slopes' is not a list of 2" in refused(slopes=((one, None),))
+    assert "its shape" in refused(slopes=(None, (one, None)))
+    assert "for 2 leaves" in refused(slopes=((np.concatenate([one, one]), None), None))
+    assert "too large" in refused(slopes=((one.astype("<f8") * 1e31, None), None))
+    assert "one split less" in refused(axes=tree.axes[:-1], cuts=tree.cuts[:-1])
+    rigor_trees.write(paths, trees)
+    header, arrays = models.read(paths[2])
+    models.write(paths[2], header | {"version": 1}, arrays)
+    assert "exactly the keys" in check(*paths).reasons[0]
+
+
+def test_boxes_of_the_whole_case_hold_on_its_parts():
+    """Some bounds are better with them, and none is above the exact minimum."""
+    better = 0
+    for seed in (4, 18, 24):
+        random, model, text = _problem(seed)
+        checker = rigor_trees.checker_of(model, text)
+        tree = replace(rigor_trees.random_tree(random, checker), slopes=())
+        tasks, plain = rigor_trees.bounds_of(checker, tree)
+        entries = np.tile(np.arange(4, dtype="<i4"), 2)
+        slopes = random.uniform(0, 1, (8, 1, 5)).astype("<f4")
+        sides = np.repeat([1, -1], 4).astype("<i4")
+        whole = None, certificates.Rows(entries, sides, ((slopes, None),))
+        _, found = rigor_trees.bounds_of(checker, replace(tree, whole=whole))
+        case, pieces = _pieces(checker, model)
+        for task, bound in zip(tasks, found, strict=True):
+            truth = rigor_trees.exact_minimum(pieces, case, task)
+            assert truth is None or rigor_exact.exact(bound) <= truth
+        better += int(np.sum(found > plain + 1e-9))
+    assert better > 0
+
+
+def _values(checker, points):
+    """Intervals of the arguments of all activations, of inputs and of outputs at points."""
+    with np.errstate(all="ignore"):
+        facts = Facts(checker.real, checker.program, points, points).derive(passes=False)
+    flat = [
+        np.concatenate([ends[k].reshape(len(points), -1) for k in nodes], axis=1)
+        for nodes in ([checker.program.nodes[k].arguments[0] for k in checker.activations],
+                      checker.program.outputs)
+        for ends in (facts.low, facts.high)
+    ]  # fmt: skip
+    return flat[:2], flat[2:]
+
+
+def _check_at_points(model, text: str, count: int) -> int:
+    """Compares bounds on the leaves of random trees with values at points of theirs; how many."""
+    inside = 0
+    for seed in range(count):
+        random = np.random.default_rng(seed)
+        checker = rigor_trees.checker_of(model, text)
+        tree = rigor_trees.random_tree(random, checker, depth=3)
+        # Slopes below a maximum must not be negative.
+        slopes = tuple(pair and tuple(None if x is None else np.abs(x) for x in pair)
+                       for pair in tree.slopes)  # fmt: skip
+        tasks, found = rigor_trees.bounds_of(checker, replace(tree, slopes=slopes))
+        case = checker.wanted.cases[0]
+        low, high = (np.array(x, float) for x in (case.inputs.lower64, case.inputs.upper64))
+        points = random.uniform(low, high, (50, len(low)))
+        (hidden_low, hidden_high), (out_low, out_high) = _values(checker, points)
+        for task, bound in zip(tasks, found, strict=True):
+            path = task.path
+            ends = hidden_low[:, path.neurons], hidden_high[:, path.neurons]
+            excess = np.maximum(*(path.sides * (x - path.cuts) for x in ends))
+            on = np.all(excess <= 0, axis=1)
+            on &= np.all((task.low <= points) & (points <= task.high), axis=1)
+            most = excess @ path.forces  # at least the value, up to rounding
+            for row, multiplier in zip(case.outputs, task.multipliers, strict=True):
+                most = most - multiplier * float(row.bound)
+                for place, c in row.outputs:
+                    ends = out_low[:, place], out_high[:, place]
+                    most = most + multiplier * np.maximum(*(float(c) * x for x in ends))
+                for place, c in row.inputs:
+                    most = most + multiplier * float(c) * points[:, place]
+            assert np.all(bound <= most[on] + 1e-12 * (1 + np.abs(most[on])))
+            inside += int(on.sum())
+    return inside
+
+
+def test_leaves_of_a_network_with_all_activations():
+    model = models.digits()
+    text = models.vnnlib(np.full(64, 0.2), np.full(64, 0.6), 3, "(assert (>= Y_0 Y_1))")
+    assert _check_at_points(model, text, 3) > 50
+
+
+def test_rows_and_splits_of_the_same_value():
+    """A relu of the input itself: its argument is in rows, and has forces."""
+    make = models.Maker(0)
+    x = make.node("Gemm", make.node("Relu", "x"), make.weights(2, 3), make.weights(3, size=4))
+    x = make.node("Gemm", make.node("Tanh", x), make.weights(3, 2), make.weights(2, size=4))
+    model = make.model([("x", [1, 2])], [(x, [1, 2])])
+    formula = "(assert (<= (+ (* 1.5 X_0) Y_0) 0.1)) (assert (>= Y_1 0.2))"
+    text = models.vnnlib([-1, -0.5], [0.7, 1], 2, formula)
+    assert _check_at_points(model, text, 20) > 200

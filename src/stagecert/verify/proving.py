@@ -6,30 +6,23 @@ where that is not enough. Whatever the search believes, nothing counts but what 
 it reads the model with code of its own.
 """
 
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import hints, proposed_lines, relax, search
-from stagecert.problem import as_arrays
-from stagecert.solvers import Damped
 from stagecert.verify.branches import Branches
-from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Rows, Slopes, packed
+from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Slopes, packed
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.pruning import pruned, tried
-from stagecert.verify.queries import Group, for_users, groups_of
+from stagecert.verify.queries import Group, groups_of
+from stagecert.verify.slopes import SlopeSearch, Tightener
 from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
@@ -128,7 +121,11 @@ def certify(
         proof = _proof(checker, model, found, memory, progress, stop)
         proven = time.monotonic()
         data = packed(proof)
-        report = checker.accepts(Certificate(data), lambda *_: _look_at_the_clock(stop))
+        try:
+            certificate = Certificate(data)
+        except Refused as error:  # it is beyond a limit of the format
+            raise Rejected(str(error)) from None
+        report = checker.accepts(certificate, lambda *_: _look_at_the_clock(stop))
     if not report.accepted:
         raise Rejected("; ".join(report.reasons))
     return Certified(data, report, proven - begin, time.monotonic() - proven)
@@ -212,6 +209,7 @@ class _Prover:
         self.checker, self.wanted, self.memory = checker, checker.wanted, memory
         self.network, self.groups, self.found = found.network, found.groups, found
         self.say, self._stop = progress or (lambda _: None), stop
+        self.slopes = SlopeSearch(found.network, checker, memory, self.look_at_the_clock)
         self.places = {
             case: rows
             for group in self.groups
@@ -237,7 +235,7 @@ class _Prover:
         for part in open_:
             part.weights += self._candidates(part.case)
         open_ = self._by_default(open_)
-        if any(not self._divisible(part) for part in open_) and not self._same_activations():
+        if any(not self._divisible(part) for part in open_) and not self.slopes.fits():
             raise Rejected("it reads other activations in the model than the search does")
         while open_:
             narrow = [part for part in open_ if self._divisible(part)]
@@ -365,12 +363,6 @@ class _Prover:
 
     # -- slopes ------------------------------------------------------------------------------------
 
-    def _same_activations(self) -> bool:
-        """Whether slopes of the search fit the checker's activations, one after the other."""
-        nodes, layers = self.checker.program.nodes, self.parts.layers
-        mine = [(_kind(nodes[k]), nodes[k].shape) for k in self.checker.activations]
-        return mine == [(_kind(layer), layer.shape) for layer in layers]
-
     def _searched(self, parts: Sequence[_Part]) -> list[_Part]:
         """Searches for slopes, box by box; those parts that are still not refuted."""
         boxes: dict[tuple, list[_Part]] = {}
@@ -386,7 +378,7 @@ class _Prover:
             rest = [part for part in same if part.leaf is None]
             if rest:
                 self.say("certificate: searching slopes for the boxes of activations")
-                tightener = _Tightener(self, low, high)
+                tightener = Tightener(self.slopes, low, high)
                 facts = Facts(checker.real, checker.program, low, high).derive(tightener)
                 self._refute(rest, facts, tuple(tightener.boxes))
         return [part for part in parts if part.leaf is None]
@@ -403,7 +395,7 @@ class _Prover:
         goals = limits + 1e-7 * (np.abs(limits) + 1e-3)
         arguments = [facts.boxes[k] for k in self.checker.activations]
         low, high = facts.inputs
-        slopes = self.search(low, high, arguments, rows, goals, 500)
+        slopes = self.slopes.found(low, high, arguments, rows, goals, 500)
         # The second round has slopes for boxes too: the checker's own are tried first.
         held = Arrays()
         for k, (part, weights) in enumerate(pairs):
@@ -416,119 +408,6 @@ class _Prover:
                 task = Task(part.case, 0, part.low, part.high, multipliers, held.leaf(leaf))
                 for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
                     self._note(part, some[0], bounds[0], leaf)
-
-    @functools.cached_property
-    def parts(self) -> Split:
-        """The network, cut at its activations, as float64 arrays."""
-        with jax.enable_x64(True):
-            return as_arrays(split(self.network), jnp.float64)
-
-    def search(self, low, high, arguments, rows, goals, steps: int, of: int | None = None) -> list:
-        """Slopes (rows, *shape) of every layer for rows on one box, with given intervals.
-
-        `of` says which layer's argument the rows combine; None: they combine the outputs.
-        """
-        # A power of two, so that fewer sizes are compiled; the first row fills up the others.
-        count = 1 << (len(rows) - 1).bit_length()
-        fill = np.concatenate([np.arange(len(rows)), np.zeros(count - len(rows), int)])
-        layers, last = self.parts.layers, self.parts.last
-        if of is not None:
-            layers, last = layers[:of], self.parts.layers[of].segment
-        options: dict[str, Any] = {"max_iterations": steps}
-        if of is not None:
-            options["solvers"] = (Damped(hints=hints, patience=steps + 1),)
-        with jax.enable_x64(True):
-            regions = regions_of(
-                self.network, for_users(self.network, low), for_users(self.network, high), None
-            )
-            given = tuple((jnp.asarray(a), jnp.asarray(b)) for a, b in arguments[: len(layers)])
-            relaxed = relax(layers, last, regions.boxes, given)
-            objectives = jnp.asarray(rows[fill][None])
-            kept: list = []
-            with jax.enable_x64(False):
-                search(
-                    layers, last, relaxed, regions.sets, objectives,
-                    target=None if goals is None else goals[fill], atol=1e-9, rtol=1e-4,
-                    keep=kept.append, **options,
-                )  # fmt: skip
-            lines = _proposed(layers, relaxed, kept[-1])
-        return [
-            _slopes(operation, line.low_slope, line.high_slope, len(rows), box)
-            for line, operation, box in zip(
-                lines,
-                [self.checker.program.nodes[k].operation for k in self.checker.activations],
-                arguments,
-                strict=False,
-            )
-        ]
-
-
-def _kind(node: Any) -> str:
-    """What a nonlinear operation is called; maxima of networks have no name."""
-    return getattr(node.operation, "kind", "max")
-
-
-class _Tightener:
-    """Searches for slopes that make the intervals of activations tighter, one after the other."""
-
-    def __init__(self, prover: _Prover, low, high):
-        self.prover, self.low, self.high = prover, low, high
-        self.boxes: list[Rows | None] = []
-
-    def __call__(self, facts: Facts, index: int, argument: int) -> None:
-        checker, place = self.prover.checker, len(self.boxes)
-        self.boxes.append(None)
-        function = checker.program.nodes[index].operation
-        ends = facts.low[argument], facts.high[argument]
-        entries = np.flatnonzero(function.bent(*ends))  # type: ignore
-        if place == 0 or not len(entries):
-            return
-        shape = facts.low[argument].shape[1:]
-        rows = np.zeros((2 * len(entries), math.prod(shape)))
-        both = np.concatenate([entries, entries])
-        sides = np.repeat([1, -1], len(entries))
-        rows[np.arange(len(rows)), both] = sides
-        arguments = [facts.boxes[k] for k in checker.activations[:place]]
-        at_once = max(int(self.prover.memory * 2**24 / max(rows.shape[1], 1)) // 16, 16)
-        found = []
-        for begin in range(0, len(rows), at_once):
-            self.prover.look_at_the_clock()
-            some = rows[begin : begin + at_once].reshape(-1, *shape)
-            found.append(self.prover.search(self.low, self.high, arguments, some, None, 3, place))
-        slopes = tuple(
-            tuple(None if x[0] is None else np.concatenate(x).astype("<f2")
-                  for x in zip(*layer, strict=True))
-            for layer in zip(*found, strict=True)
-        )  # fmt: skip
-        self.boxes[-1] = Rows(both.astype("<i4"), sides.astype("<i4"), slopes)  # type: ignore
-        held = Arrays()
-        none = (None,) * len(checker.activations)
-        leaf = held.leaf(Leaf(np.ones(1), none, (*self.boxes, *none[len(self.boxes) :])))
-        assert leaf is not None
-        checker.tighten(held, leaf, facts, index, argument)
-
-
-@eqx.filter_jit
-def _proposed(layers, relaxed, proposals):
-    one = jax.tree.map(lambda x: x[0], relaxed)
-    lines = jax.vmap(lambda p: proposed_lines(layers, one, jax.tree.map(_double, p), jnp.float64))
-    return lines(proposals)
-
-
-def _double(x):
-    return x.astype(jnp.float64)
-
-
-def _slopes(operation, low, high, count: int, box) -> Slopes:
-    """Slopes as a certificate holds them."""
-    low, high = np.asarray(low, float)[:count], np.asarray(high, float)[:count]
-    if operation.kind == "relu":
-        # Single precision is precise enough, and the chord above needs no slope.
-        low = np.where(operation.bent(*box), low, box[0] >= 0)
-        return low.astype("<f4"), None
-    if operation.kind == "max":
-        low = np.maximum(low, 0)
-    return low, high
 
 
 def _kept(pair: Slopes, row: int) -> Slopes:

@@ -71,7 +71,8 @@ class _Node:
 
     def leaves(self) -> "list[_Node]":
         """All leaves from here on."""
-        found, stack = [], [self]
+        found: list[_Node] = []
+        stack: list[_Node] = [self]
         while stack:
             node = stack.pop()
             found += [node] if node.parts is None else []
