@@ -62,7 +62,7 @@ LAYERS = [
                    "jax matplotlib numpy ray"),
     ("verify",     "verify",
                    "basics core networks reader checker sweeps",
-                   "equinox jax numpy onnx onnxruntime"),
+                   "equinox jax numpy onnx onnxruntime scipy"),
     ("robust",     "robust",
                    "basics networks reader checker sweeps verify",
                    "numpy onnx pyarrow"),

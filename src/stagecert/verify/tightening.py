@@ -54,7 +54,7 @@ class Tightener:
         held = Arrays()
         none = (None,) * (len(checker.activations) - len(self.boxes))
         leaf = held.leaf(Leaf(np.ones(1), (None,) * len(checker.activations), (*self.boxes, *none)))
-        checker.tighten(held, leaf, facts, index, argument)  # type: ignore
+        checker.given.tighten(held, leaf, facts, index, argument)  # type: ignore
 
     def _searched(self, facts: Facts, argument: int, entries, sides):
         """Slopes below and above (rows, neurons), and lower bounds on sides * entries."""
