@@ -62,7 +62,7 @@ LAYERS = [
                    "jax numpy pyarrow ray"),
     ("verify",     "verify",
                    "basics core networks reader checker sweeps",
-                   "equinox jax numpy onnx onnxruntime"),
+                   "equinox jax numpy onnx onnxruntime scipy"),
     ("robust",     "robust",
                    "basics networks reader checker sweeps verify",
                    "numpy onnx"),
