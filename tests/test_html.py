@@ -118,6 +118,13 @@ def test_numbers_stand_on_the_right():
     assert right == [1, 1, 1, 1, 1, 0, 0]
 
 
+def test_facts_stand_on_the_left():
+    page = Page("t")
+    page.facts({"version": "0.1.0", "seed": 3, "model": {"name": "net"}})
+    assert "number" not in str(page).partition("<body>")[2]
+    assert Reader(str(page)).cells == ["version", "0.1.0", "seed", "3", "model name", "net"]
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (4, 2, 3)])
 def test_pictures_hold_the_pixels(shape):
     """Matplotlib's own reader gets the levels back."""

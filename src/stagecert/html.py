@@ -122,14 +122,16 @@ class Page:
         caption: str = "",
         *,
         sortable: bool = False,
+        plain: bool = False,
     ) -> None:
-        """A table. Numbers stand on the right; None is an empty cell.
+        """A table. Numbers stand on the right, unless it is plain; None is an empty cell.
 
         A sortable one is sorted by the column whose heading is clicked.
         """
         self._sorts |= sortable
         kind = " class='sortable'" if sortable else ""
-        body = [[_cell(value) for value in row] for row in rows]
+        cell = _plain_cell if plain else _cell
+        body = [[cell(value) for value in row] for row in rows]
         # A heading stands where most of its column does.
         right = [
             sum("number" in row[k] for row in body if k < len(row)) * 2 > len(body)
@@ -152,7 +154,7 @@ class Page:
         for name, value in facts.items():
             inner = value.items() if isinstance(value, Mapping) else [("", value)]
             rows.extend((f"{name} {key}".strip(), str(entry)) for key, entry in inner)
-        self.table(["", ""], rows, caption)
+        self.table(["", ""], rows, caption, plain=True)
 
     def figure(self, figure: Any, caption: str) -> None:
         """A matplotlib figure; the caption also tells those who cannot see it what it shows."""
@@ -207,6 +209,10 @@ class Page:
 
 # Text that stands on the right, too: a percentage, a number with one in brackets, a dash.
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?( %)?( \([^)]*\))?|–")
+
+
+def _plain_cell(value: Any) -> str:
+    return f"<td>{escape(str(value))}</td>"
 
 
 def _cell(value: Any) -> str:

@@ -189,7 +189,6 @@ def test_a_proof_that_needs_the_fall_of_softplus_is_accepted_and_no_more():
         (lambda g: g("Where", g("Greater", g("Exp", "x"), 2.0), "x", g("Tanh", "x")),
          "no known function"),
         (lambda g: g("Cast", g("Greater", "x", 0.5), to=1), "only supported as the condition"),
-        (lambda g: g("Sign", "x"), "only supported inside"),
         (lambda g: g("Where", g("Greater", g("Mul", "x", 3.0), 1.0), "x", 0.0), "does not hold"),
     ],
 )  # fmt: skip

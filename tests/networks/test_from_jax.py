@@ -293,6 +293,40 @@ def test_registered_functions():
     assert kinds(agree(lambda x: x + 0.6 * jnp.tanh(3 * x), (4,))) == ["tanh"]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda x: jnp.sqrt(1 + x * x),
+        lambda x: jnp.sqrt(1 + x**2),
+        lambda x: (jnp.square(x) + 1.0) ** 0.5,
+        lambda x: jnp.sqrt(x * x + 0.5 + 0.5),
+    ],
+)
+def test_registered_functions_are_found_however_they_are_written(written):
+    networks.register("test_from_jax_hyperbola", lambda x: jnp.sqrt(1 + x**2), replace=True)
+    weights = numbers(4, 3)
+    network = agree(lambda x: written(x @ weights + jnp.arange(3.0)), (4,))
+    assert kinds(network) == ["test_from_jax_hyperbola"]
+
+
+def test_formulas_of_other_functions_are_others():
+    networks.register("test_from_jax_hyperbola", lambda x: jnp.sqrt(1 + x**2), replace=True)
+    for other in (
+        lambda x: jnp.sqrt(1 + 1.5 * x**2),
+        lambda x: jnp.sqrt(2 + x**2),
+        lambda x: jnp.sqrt(1 + jnp.sqrt(x) ** 4),  # no x**2 where x is negative
+        lambda x: jnp.sqrt(1 + x**2 + 0 * jnp.log(x)),  # not a number below zero
+        lambda x: jnp.sqrt(1 + x**2 + jnp.log(x) - jnp.log(x)),
+        lambda x: jnp.sqrt(1 + x[0] * x),
+    ):
+        try:
+            network = networks.from_jax(other, np.ones(3, np.float32))
+        except ProblemError:
+            continue
+        # Read as something else, if at all.
+        assert "test_from_jax_hyperbola" not in kinds(network)
+
+
 def test_maxima():
     assert kinds(agree(lambda x, y: jnp.maximum(x, y), (3,), (2, 3))) == ["max"]
     assert kinds(agree(lambda x, y: jnp.minimum(x, y), (2, 3), (2, 1))) == ["max"]

@@ -1,5 +1,7 @@
 """Networks from PyTorch modules against PyTorch."""
 
+import io
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnx")
 
+import onnx  # noqa: E402
+from exporters import SIZE, SPELLINGS, model_of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from stagecert import networks  # noqa: E402
@@ -173,3 +177,29 @@ def test_bad_examples():
             from_torch(module, example)
     with pytest.raises(ProblemError, match="Module"):
         from_torch(lambda x: x, torch.zeros(1, 3))
+
+
+# How exporters are asked for what tests/networks/exporters.py writes down.
+EXPORTERS = {
+    "default": {"dynamo": True, "verbose": False},
+    "unoptimised": {"dynamo": True, "verbose": False, "optimize": False},
+    "script": {"dynamo": False, "opset_version": 17},
+    "all": {"dynamo": False, "opset_version": 17},
+    "opset 20": {"dynamo": True, "verbose": False, "opset_version": 20},
+    "default, opset 18": {"dynamo": True, "verbose": False, "opset_version": 18},
+    "script, opset 17": {"dynamo": False, "opset_version": 17},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, about itself
+@pytest.mark.parametrize("key", SPELLINGS, ids=" ".join)
+def test_exporters_write_what_is_written_down(key):
+    module = eval(f"nn.{key[0]}", {"nn": nn}).eval()
+    file = io.BytesIO()
+    torch.onnx.export(module, (torch.zeros(1, SIZE),), file, **EXPORTERS[key[1]])
+    found, wanted = (
+        sorted(node.op_type for node in model.graph.node if node.op_type != "Constant")
+        for model in (onnx.load_from_string(file.getvalue()), model_of(key))
+    )
+    assert found == wanted

@@ -23,7 +23,7 @@ from jax.extend import core
 from jax.extend.source_info_util import summarize
 
 from stagecert.errors import ProblemError
-from stagecert.networks import enclosures
+from stagecert.networks import enclosures, jax_formulas
 from stagecert.networks import operations as op
 from stagecert.networks.activations import REGISTERED
 from stagecert.networks.enclosures import Constant, Enclosure
@@ -44,6 +44,8 @@ _SAME = words(
     "copy copy_p stop_gradient convert_element_type reduce_precision optimization_barrier "
     "device_put sharding_constraint name pvary"
 )
+# Parts of an expression that are tried as the variable of a registered function.
+_MOST_PARTS = 64
 _SWAPPABLE = words("add mul max min eq ne")
 _ENTRYWISE = _SWAPPABLE | words(
     "sub div neg abs sign exp exp2 log log1p expm1 tanh logistic erf erfc erf_inv sqrt rsqrt cbrt "
@@ -319,6 +321,27 @@ class _Conversion:
                     value = _use(call, form, x.value, bound)
                     if value is not None:
                         return value
+        return self._by_formula(call)
+
+    def _by_formula(self, call: "_Call") -> Value | None:
+        """A registered function, however it is written; see `jax_formulas`."""
+        registered = [form for form in self.forms(str(call.types[0])) if form.formula is not None]
+        if not registered or not _is_floating(call.types[0]):
+            return None
+        whole = Pattern(call.name, call.params, tuple(call.operands))
+        for x in _parts_of(whole):
+            if x.shape != call.shapes[0] or not x.floating:
+                continue
+            try:
+                found = jax_formulas.normal(
+                    whole, lambda item, x=x: isinstance(item, Traced) and item.value is x.value,
+                    _number,
+                )  # fmt: skip
+            except jax_formulas.NoFormula:
+                continue
+            for form in registered:
+                if form.formula == found:
+                    return _use(call, form, x.value, {})
         return None
 
 
@@ -358,6 +381,24 @@ class Form:
 
     kind: str
     pattern: Pattern
+    formula: tuple | None = None  # of registered functions: their normal form
+
+
+def _parts_of(whole: Pattern) -> list["Traced"]:
+    """What an expression is made of, the largest parts first."""
+    found: dict[int, Traced] = {}
+    level: list[Any] = list(whole.operands)
+    while level and len(found) < _MOST_PARTS:
+        traced = [item for item in level if isinstance(item, Traced)]
+        new = [item for item in traced if id(item.value) not in found]
+        found |= {id(item.value): item for item in new}
+        level = [y for item in new if item.primitive in _ENTRYWISE for y in item.operands]
+    return list(found.values())
+
+
+def _number(item: Any) -> float | None:
+    """The number that an item of an expression is; settings and variables are none."""
+    return None if isinstance(item, (str, Traced, Pattern)) else _single(item)
 
 
 # As in the usual definitions of gelu; the functions that are found may have others there.
@@ -419,9 +460,19 @@ def _forms(dtype: str) -> list[Form]:
         for kind, activation in REGISTERED.items()
         if isinstance(activation, (Registered, Relaxed))
     ]
-    own = (_form(kind, "", function, dtype) for kind, function in registered)
+    own = (_with_formula(_form(kind, "", function, dtype)) for kind, function in registered)
     x64 = bool(jax.config.read("jax_enable_x64"))
     return [*_known_forms(dtype, x64), *(form for form in own if form is not None)]
+
+
+def _with_formula(form: Form | None) -> Form | None:
+    if form is None:
+        return None
+    try:
+        formula = jax_formulas.normal(form.pattern, lambda item: isinstance(item, str), _number)
+    except jax_formulas.NoFormula:
+        return form
+    return Form(form.kind, form.pattern, formula)
 
 
 @functools.cache

@@ -491,11 +491,6 @@ def _shape(item: Any) -> tuple[int, ...] | None:
 
 
 def _unsupported(operator: str) -> str:
-    if operator in ("Softmax", "LogSoftmax"):
-        return (
-            "is nonlinear in several variables at once; where it is the last node, export the "
-            "logits, whose order is the same (`stagecert robust` leaves it out by itself)"
-        )
     if operator in _JOINT:
         return "is nonlinear in several variables at once"
     if operator in _STEPS:
