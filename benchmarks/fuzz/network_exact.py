@@ -212,6 +212,8 @@ def _broken(x, numbers: dict[str, float]):
     k = 0
     while f"knot{k}" in numbers:
         knot = number(numbers[f"knot{k}"])
+        if x == knot and f"at{k}" in numbers:
+            return number(numbers[f"at{k}"])
         if x < knot or (x == knot and not numbers[f"closed{k}"]):
             break
         k += 1

@@ -201,6 +201,16 @@ def test_what_is_no_activation_is_refused(spelt, reason):
         read(model)
 
 
+def test_a_value_between_two_lines_that_jump():
+    """Shrink with lambd = 0: zero at zero, where neither line is."""
+    g = Graph()
+    network = networks.load(g.model(g("Shrink", "x", lambd=0.0, bias=0.5), 20))
+    size = int(np.prod(network.input_shape))
+    x = np.resize(np.array([-1.0, 0.0, 1.0], np.float32), size)
+    found = np.asarray(network(x.reshape(1, *network.input_shape))).ravel()
+    assert found.tolist() == (x - 0.5 * np.sign(x)).tolist()
+
+
 @pytest.mark.parametrize("bias", [0.0, 0.5])
 def test_operators_of_their_own(bias):
     for operator, attributes, function in (

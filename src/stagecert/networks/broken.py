@@ -15,8 +15,8 @@ from stagecert.networks.wedges import AbstractActivation, HullWedge, StraightWed
 class BrokenLine(AbstractActivation):
     """slope0 * x + offset0 up to knot0, slope1 * x + offset1 up to knot1, and so on.
 
-    At a knot it is what the line before it says, or the line after it if `closed0` is one. Hull and
-    image hold for both, and for all that is between them.
+    At a knot it is what the line before it says, or the line after it if `closed0` is one, or `at0`
+    between the two. Hull and image hold for both, and for all that is between them.
     """
 
     def __call__(self, x, weights=None, /, **numbers):
@@ -25,6 +25,8 @@ class BrokenLine(AbstractActivation):
         for k, (knot, line) in enumerate(zip(knots, lines[1:], strict=True)):
             beyond = x >= knot if numbers.get(f"closed{k}") else x > knot
             value = jnp.where(beyond, _on(line, x), value)
+            if f"at{k}" in numbers:
+                value = jnp.where(x == knot, numbers[f"at{k}"], value)
         return value
 
     def image(self, low, high, weights=None, /, **numbers):

@@ -264,12 +264,15 @@ def broken_line(call: Call, x: Value, function: Function) -> Value:
     lines = function.lines()
     kept: list[Fraction] = []
     at_once: list[bool] = []  # whether the line on the right begins at the knot itself
+    between: dict[str, float] = {}  # values at knots that belong to neither line
     pieces = lines[:1]
     for knot, (slope, offset) in zip(function.knots, lines[1:], strict=True):
         ends = [a * knot + b for a, b in (pieces[-1], (slope, offset))]
         if not min(ends) <= function.at(knot) <= max(ends):
             raise Refused(f"has a value of its own at the single point {float(knot)}")
         if (slope, offset) != pieces[-1]:
+            if function.at(knot) not in ends:
+                between[f"at{len(kept)}"] = exact(function.at(knot))
             kept.append(knot)
             at_once.append(function.at(knot) == ends[1] != ends[0])
             pieces.append((slope, offset))
@@ -280,7 +283,7 @@ def broken_line(call: Call, x: Value, function: Function) -> Value:
     numbers |= {f"closed{k}": float(closed) for k, closed in enumerate(at_once)}
     for k, (slope, offset) in enumerate(pieces):
         numbers |= {f"slope{k}": exact(slope), f"offset{k}": exact(offset)}
-    return call.activation("broken_line", x, **numbers)
+    return call.activation("broken_line", x, **numbers, **between)
 
 
 def exact(number: Fraction) -> float:
