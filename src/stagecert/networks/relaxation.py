@@ -7,7 +7,7 @@ values are never variables of the problem.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -82,7 +82,17 @@ class Segment(eqx.Module):
         return values[self.output]
 
 
-_MOVING = (Broadcast, Concat, Reshape, Slice, Take, Transpose)
+# Operations that only move entries, on NumPy arrays: (operation, weights, arguments).
+_MOVING: dict[type, Callable[[Any, Any, list], np.ndarray]] = {
+    Broadcast: lambda o, _, xs: np.broadcast_to(xs[0], o.shape),
+    Concat: lambda o, _, xs: np.concatenate(xs, axis=o.axis),
+    Reshape: lambda o, _, xs: np.reshape(xs[0], o.shape),
+    Slice: lambda o, _, xs: xs[0][
+        tuple(slice(*ends) for ends in zip(o.starts, o.stops, o.steps, strict=True))
+    ],
+    Take: lambda o, weights, xs: np.take(xs[0], np.asarray(weights), axis=o.axis),
+    Transpose: lambda o, _, xs: np.transpose(xs[0], o.axes),
+}
 
 
 def copied(segment: Segment, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
@@ -98,9 +108,10 @@ def copied(segment: Segment, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
         nonlocal total
         if index not in known:
             node = segment.nodes[index - count] if index >= count else None
-            if node is not None and isinstance(node.operation, _MOVING):
+            if node is not None and type(node.operation) in _MOVING:
                 arguments = [entries(k) for k in node.arguments]
-                known[index] = np.asarray(node.operation(node.weights, *arguments))
+                move = _MOVING[type(node.operation)]
+                known[index] = move(node.operation, node.weights, arguments)
             else:
                 shape = shapes[index] if node is None else node.shape
                 known[index] = (total + np.arange(math.prod(shape))).reshape(shape)
