@@ -375,9 +375,7 @@ class Verification:
                         state.how[c],
                         None if row is None else rows.index(row),
                         margins[rows],
-                        float(self.splitter.proven[g, c])
-                        if self.splitter and state.how[c] == "splitting"
-                        else best,
+                        self._proven(g, c, best),
                         0.0 if refuted else max(-best, 0.0),
                         float(state.nearest[c]) / unit,
                     )
@@ -397,6 +395,13 @@ class Verification:
             self.objection,
             self.rejected,
         )
+
+    def _proven(self, g: int, c: int, best: float) -> float:
+        """A lower bound on the violation of a case, from the best one over its whole box."""
+        if self.splitter and self.states[g].how[c] == "splitting":
+            return float(self.splitter.proven[g, c])
+        # Leaves that split neurons refute a combination of rows: there is no violation of zero.
+        return max(best, 0.0) if self.states[g].how[c] == "tree" else best
 
     # -- the order of things -------------------------------------------------------------------
 
