@@ -417,8 +417,8 @@ class _Prover:
         """Slopes of the first layers as a certificate holds them, for arguments in given boxes."""
         operations = [self.checker.program.nodes[k].operation for k in self.checker.activations]
         return [
-            _slopes(operation, *pair, box)
-            for pair, operation, box in zip(slopes, operations, arguments, strict=False)
+            _slopes(operation, low, high, box)
+            for (low, high), operation, box in zip(slopes, operations, arguments, strict=False)
         ]
 
 
