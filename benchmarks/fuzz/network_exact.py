@@ -83,6 +83,8 @@ def _apply(operation: op.Operation, weights: Any, xs: list[np.ndarray]) -> np.nd
             return _array(np.sum(x, axis=operation.axes, keepdims=operation.keepdims))
         case op.WindowSum():
             return _window_sum(operation, x)
+        case op.Windows():
+            return _windows(operation, x)
         case op.Conv():
             return _conv(operation, _weights(weights), x)
         case op.Max():
@@ -130,6 +132,14 @@ def _window_sum(operation: op.WindowSum, x: np.ndarray) -> np.ndarray:
     for place, _, at in _places(out.shape, *rest):
         out[place] = out[place] + x[at]
     return out
+
+
+def _windows(operation: op.Windows, x: np.ndarray) -> np.ndarray:
+    rest = operation.window, operation.strides, operation.dilation
+    out = np.empty((*_counts(x.shape, *rest), *operation.window), object)
+    for place, offset, at in _places(out.shape[: x.ndim], *rest):
+        out[(*place, *offset)] = x[at]
+    return out.reshape(*out.shape[: x.ndim], -1)
 
 
 def _conv(operation: op.Conv, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
