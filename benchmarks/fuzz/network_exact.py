@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from flint import arb, ctx, fmpq
 
-from benchmarks.fuzz import exact
+from benchmarks.fuzz import exact, exact_branches
 from benchmarks.fuzz.exact import PRECISION, number, numbers
 from stagecert.networks import Network
 from stagecert.networks import operations as op
@@ -178,6 +178,13 @@ def _activation(operation: op.Activation, weights: Any, x: np.ndarray) -> np.nda
     if kind in ("floor", "ceil", "round", "sign"):
         node = onnx.helper.make_node(kind.capitalize(), ["x"], ["y"])
         return exact.node_outputs(node, [x], 17, {})[0]
+    if kind == "broken_line":
+        return exact.each(lambda e: exact_branches.broken_line(settings, e), x)
+    if kind == "reverting_softplus":
+        threshold, soft = number(settings["threshold"]), exact.CURVES["Softplus"]
+        return exact.each(
+            lambda e: e if exact_branches.decided(lambda d: d > 0, e - threshold) else soft(e), x
+        )
     if kind == "silu":
         return exact.each(lambda e: e * exact.CURVES["Sigmoid"](e), x)
     if kind == "gelu":

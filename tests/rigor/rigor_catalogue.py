@@ -357,6 +357,18 @@ NONLINEAR = [
     Entry("pow 4", _one("Pow", 4)),
     Entry("pow -2", lambda m, x: m.node("Pow", _away(m, x), m.constant(-2.0))),
     Entry("pow 0.5", lambda m, x: m.node("Pow", _away(m, x), m.constant(0.5))),
+    Entry("shrink", _one("Shrink", lambd=0.25, bias=0.125)),
+    Entry("thresholded relu", _one("ThresholdedRelu", alpha=0.25)),
+    *(Entry(f"where {n}", lambda m, x, n=n: m.node("Where", m.node(n, x, m.constant(0.25)), x,
+                                                   m.constant(0.5)))
+      for n in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")),
+    *(Entry(f"where {n}", lambda m, x, n=n: m.node("Where", m.node(
+        n, m.node("Greater", x, m.constant(0.25)), m.node("Less", x, m.constant(-0.5))), x,
+        m.constant(0.0))) for n in ("And", "Or", "Xor")),
+    Entry("where not", lambda m, x: m.node("Where", m.node("Not", m.node(
+        "Greater", x, m.constant(0.25))), x, m.constant(0.25))),
+    Entry("softplus that reverts", lambda m, x: m.node("Where", m.node(
+        "Greater", x, m.constant(1.0)), x, m.node("Softplus", x))),
     *(Entry(n.lower(), _one(n)) for n in ("Sin", "Cos", "Erf", "Floor", "Ceil", "Round", "Sign")),
     *(Entry(n.lower(), lambda m, x, n=n: m.node(n, _away(m, x))) for n in (
         "Log", "Sqrt", "Reciprocal")),
