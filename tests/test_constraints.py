@@ -12,7 +12,7 @@ from zoo_constrained import CASES
 import stagecert as sc
 
 TOLERANCE = {True: 1e-6, False: 1e-5}  # smooth, nonsmooth
-QUICK = {"qp_rows", "balls_apart", "entropy_budget", "crossed_lens", "crossed_everywhere"}
+QUICK = {"qp_rows", "balls_apart", "crossed_lens"}
 
 
 def lp(A, b, c) -> sc.Problem:
@@ -181,6 +181,7 @@ def test_multipliers_of_crossed_bounds_are_saved(tmp_path):
     assert -3.001 <= loaded.derive(problem, rigorous=True) <= -3
 
 
+@pytest.mark.slow
 def test_equations_need_a_tolerance_and_are_bounded_without():
     def problem(tolerance):
         side = sc.Constraint(equation, tolerance=tolerance)
@@ -247,6 +248,7 @@ def test_solvers_without_multipliers_refuse():
         sc.solve(problem, solver="simple")
 
 
+@pytest.mark.slow
 def test_float32_points_are_feasible_in_float64():
     rng = np.random.default_rng(1)
     A, c = rng.normal(size=(7, 3)), rng.normal(size=3)

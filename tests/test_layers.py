@@ -31,8 +31,8 @@ LAYERS = [
                    "jax matplotlib numpy"),
     # In order: a module imports only modules that come before it.
     ("core",       "jaxprs evidence sets inside pieces sides problem enclosure reformulation "
-                   "repairing certificate degeneracy solvers solution validate check curvature "
-                   "batch assumptions lanes searching guiding solving plotting",
+                   "repairing formula certificate degeneracy solvers solution validate check "
+                   "curvature batch assumptions lanes searching guiding solving plotting",
                    "basics",
                    "equinox flint jax matplotlib numpy rich scipy"),
     ("networks",   "networks",
@@ -62,7 +62,7 @@ LAYERS = [
                    "jax numpy pyarrow ray"),
     ("verify",     "verify",
                    "basics core networks reader checker sweeps",
-                   "equinox jax numpy onnx onnxruntime"),
+                   "equinox jax numpy onnx onnxruntime scipy"),
     ("robust",     "robust",
                    "basics networks reader checker sweeps verify",
                    "numpy onnx"),

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import stagecert as sc
-from stagecert.certificate import evaluate, lower_bound
+from stagecert.certificate import evaluate
 from stagecert.degeneracy import fix_degeneracy
+from stagecert.formula import lower_bound
 from stagecert.reformulation import (
     Point,
     forward,

@@ -26,7 +26,7 @@ import numpy as np
 from flint import arb, ctx, fmpq
 
 from benchmarks.fuzz import network_exact
-from benchmarks.fuzz.exact import PRECISION, number, surely_greater
+from benchmarks.fuzz.exact import PRECISION, Vague, number, surely_greater
 from benchmarks.fuzz.graphs import Graph
 from benchmarks.fuzz.runtime import Runtime
 from stagecert import networks
@@ -42,6 +42,20 @@ from stagecert_check.numbers import Arithmetic
 
 ROWS = 6
 _ROOT = Path(__file__).parents[2]
+_JUMPS = frozenset(
+    [
+        "Floor",
+        "Ceil",
+        "Round",
+        "Sign",
+        "ThresholdedRelu",
+        "Shrink",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+    ]
+)
 _LONGEST = 1500  # characters of a number in a property
 
 
@@ -72,9 +86,6 @@ class Findings:
     def wrong(self, check: str, what: str) -> None:
         """Notes a violation."""
         self.violations.append({"check": check, "what": what[:1500]})
-
-
-_JUMPS = {"Where", "Shrink", "ThresholdedRelu"}
 
 
 class Checks:
@@ -116,8 +127,7 @@ class Checks:
     def _runtime(self, graph: Graph, found: Findings) -> None:
         if not graph.tame or graph.dtype == np.float16 or graph.largest > 1e6:
             return
-        # ONNX Runtime gets rounded points, and rounds: it may be on the other side of a jump.
-        if graph.seen & _JUMPS:
+        if graph.seen & _JUMPS:  # where a function jumps, rounding decides
             return
         feeds = [
             {name: x.astype(graph.dtype) for name, x in graph.feeds(point).items()}
@@ -176,7 +186,11 @@ class Checks:
         """The network's own value in real arithmetic, at the single point and at two others."""
         for point in (0, 4, len(graph.points) - 1):
             inputs = list(graph.feeds(graph.points[point]).values())
-            made = network_exact.outputs(network, inputs)
+            try:
+                made = network_exact.outputs(network, inputs)
+            except Vague:  # weights are enclosed, and what they lead to is compared
+                found.done["vague"] += 1
+                return
             if made.shape != graph.values[point].shape:
                 found.wrong("network sizes", f"{made.shape} for {graph.values[point].shape}")
                 return

@@ -1,4 +1,4 @@
-"""What softmax, normalisations, norms and nearest neighbours compute, by the formulas of ONNX."""
+"""What softmax, normalisations, norms, nearest neighbours and branches compute in ONNX."""
 
 import math
 
@@ -110,3 +110,43 @@ def _round(call: Call):
         return low + 1 if up else low
 
     return each(rounded, call.items[0])
+
+
+_TESTS = {
+    "Less": lambda x, y: x < y,
+    "LessOrEqual": lambda x, y: x <= y,
+    "Greater": lambda x, y: x > y,
+    "GreaterOrEqual": lambda x, y: x >= y,
+}
+
+
+@computes(*_TESTS)
+def _compared(call: Call):
+    x, y = np.broadcast_arrays(*call.items)
+    out = np.empty(x.shape, bool)
+    for place in np.ndindex(*x.shape):
+        pair = x[place], y[place]
+        if any(not isinstance(e, (fmpq, int, np.integer)) for e in pair):
+            raise Vague("a comparison of rounded numbers")
+        out[place] = bool(_TESTS[call.operator](*pair))
+    return out
+
+
+@computes("And", "Or", "Xor", "Not")
+def _logic(call: Call):
+    functions = {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
+                 "Not": np.logical_not}  # fmt: skip
+    return np.asarray(functions[call.operator](*call.items))
+
+
+@computes("ThresholdedRelu", "Shrink")
+def _thresholded(call: Call):
+    def value(e):
+        if not isinstance(e, fmpq):
+            raise Vague("a comparison of rounded numbers")
+        if call.operator == "ThresholdedRelu":
+            return e if e > number(call.get("alpha")) else fmpq(0)
+        limit, bias = number(call.get("lambd")), number(call.get("bias"))
+        return e + bias if e < -limit else e - bias if e > limit else fmpq(0)
+
+    return each(value, call.items[0])

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from flint import arb, ctx, fmpq
 
-from benchmarks.fuzz import exact, exact_branches
+from benchmarks.fuzz import exact
 from benchmarks.fuzz.exact import PRECISION, number, numbers
 from stagecert.networks import Network
 from stagecert.networks import operations as op
@@ -84,6 +84,8 @@ def _apply(operation: op.Operation, weights: Any, xs: list[np.ndarray]) -> np.nd
             return _array(np.sum(x, axis=operation.axes, keepdims=operation.keepdims))
         case op.WindowSum():
             return _window_sum(operation, x)
+        case op.Windows():
+            return _windows(operation, x)
         case op.Conv():
             return _conv(operation, _weights(weights), x)
         case op.Product():
@@ -135,6 +137,15 @@ def _window_sum(operation: op.WindowSum, x: np.ndarray) -> np.ndarray:
     return out
 
 
+def _windows(operation: op.Windows, x: np.ndarray) -> np.ndarray:
+    rest = operation.window, operation.strides, operation.dilation
+    counts = _counts(x.shape, *rest)
+    out = np.empty((*counts, *operation.window), object)
+    for place, offset, at in _places(counts, *rest):
+        out[(*place, *offset)] = x[at]
+    return out.reshape(*counts, -1)
+
+
 def _conv(operation: op.Conv, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
     spread = [(n - 1) * d + 1 for n, d in zip(x.shape[2:], operation.input_dilation, strict=True)]
     wide = np.empty((*x.shape[:2], *spread), object)
@@ -173,18 +184,15 @@ def _activation(operation: op.Activation, weights: Any, x: np.ndarray) -> np.nda
         return exact.each(lambda e, s: exact.above(e) + s * exact.below(e), x, _weights(weights))
     if kind == "square":
         return exact.each(lambda e: e * e, x)
+    if kind == "broken_line":
+        return exact.each(lambda e: _broken(e, settings), x)
+    if kind == "reverting_softplus":
+        return exact.each(lambda e: _reverting(e, number(settings["threshold"])), x)
     if kind == "power":
         return exact.each(lambda e: e ** int(settings["exponent"]), x)
     if kind in ("floor", "ceil", "round", "sign"):
         node = onnx.helper.make_node(kind.capitalize(), ["x"], ["y"])
         return exact.node_outputs(node, [x], 17, {})[0]
-    if kind == "broken_line":
-        return exact.each(lambda e: exact_branches.broken_line(settings, e), x)
-    if kind == "reverting_softplus":
-        threshold, soft = number(settings["threshold"]), exact.CURVES["Softplus"]
-        return exact.each(
-            lambda e: e if exact_branches.decided(lambda d: d > 0, e - threshold) else soft(e), x
-        )
     if kind == "silu":
         return exact.each(lambda e: e * exact.CURVES["Sigmoid"](e), x)
     if kind == "gelu":
@@ -196,6 +204,24 @@ def _activation(operation: op.Activation, weights: Any, x: np.ndarray) -> np.nda
     function = exact.CURVES[_SAME_NAMES[kind]]
     exactly = {name: number(value) for name, value in settings.items()}
     return exact.each(lambda e: function(e, **exactly), x)
+
+
+def _broken(x, numbers: dict[str, float]):
+    if not isinstance(x, fmpq):
+        raise exact.Vague("a comparison of rounded numbers")
+    k = 0
+    while f"knot{k}" in numbers:
+        knot = number(numbers[f"knot{k}"])
+        if x < knot or (x == knot and not numbers[f"closed{k}"]):
+            break
+        k += 1
+    return number(numbers[f"slope{k}"]) * x + number(numbers[f"offset{k}"])
+
+
+def _reverting(x, threshold):
+    if not isinstance(x, fmpq):
+        raise exact.Vague("a comparison of rounded numbers")
+    return x if x > threshold else exact.CURVES["Softplus"](x)
 
 
 def _clipped(x, low: float, high: float):

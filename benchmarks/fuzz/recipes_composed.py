@@ -1,4 +1,4 @@
-"""How products of variables, steps, waves, softmax and normalisations get into a random graph."""
+"""How products of variables, steps, waves, softmax and branches get into a random graph."""
 
 from typing import Any
 
@@ -99,7 +99,8 @@ def _instance_normalization(w: Writer) -> None:
 def _norm(operator: str):
     def recipe(w: Writer) -> None:
         x = w.pick(least=1)
-        rank, settings = len(w.shape(x)), {"keepdims": w.draw.choice((None, 0, 1))}
+        rank = len(w.shape(x))
+        settings: dict[str, Any] = {"keepdims": w.draw.choice((None, 0, 1))}
         axes = w.draw.sample(range(rank), w.draw.randint(1, rank))
         if w.version(operator) >= 18:
             w.emit(operator, [x, w.ints(axes)], **settings)
@@ -128,7 +129,36 @@ def _resize(operator: str):
     return recipe
 
 
+def _shrink(w: Writer) -> None:
+    numbers = {"lambd": w.draw.choice((None, 0.0, 1.0)), "bias": w.draw.choice((None, 0.5, -1.0))}
+    w.emit("Shrink", [w.pick()], **numbers)
+
+
+def _thresholded_relu(w: Writer) -> None:
+    w.emit("ThresholdedRelu", [w.pick()], alpha=w.draw.choice((None, 0.0, 0.5)))
+
+
+def _branch(w: Writer) -> None:
+    """Where, on comparisons of one value with numbers."""
+    x, tests = w.pick(), ["Greater", "Less"]
+    tests += ["GreaterOrEqual", "LessOrEqual"] if w.opset >= 12 else []
+
+    def compared() -> str:
+        return w.one(w.draw.choice(tests), x, w.scalar_of(w.draw.choice((-1, 0, 0.5, 1))))
+
+    condition = compared()
+    if w.draw.random() < 0.5:
+        condition = w.one(w.draw.choice(("And", "Or", "Xor")), condition, compared())
+    if w.draw.random() < 0.3:
+        condition = w.one("Not", condition)
+    line = w.one("Mul", x, w.scalar_of(w.draw.choice((0.25, -1, 2))))
+    pair = [x, line] if w.draw.random() < 0.5 else [w.scalar_of(w.draw.choice((0, 1))), line]
+    w.draw.shuffle(pair)
+    w.emit("Where", [condition, *pair])
+
+
 RECIPES = {
+    "branch": _branch, "Shrink": _shrink, "ThresholdedRelu": _thresholded_relu,
     "product": product, "quotient": quotient, "matrix product": matrix_product, "power": _power,
     **{name: _plain(name) for name in ("Sin", "Cos", "Erf", "Floor", "Ceil", "Round", "Sign")},
     **{name: _positive(name) for name in ("Log", "Sqrt", "Reciprocal")},

@@ -20,11 +20,12 @@ if TYPE_CHECKING:  # what type checkers and the reference see; a test compares i
     from stagecert import sweeps as sweeps
     from stagecert import verify as verify
     from stagecert.batch import Batch, BatchSolution, stack
-    from stagecert.certificate import Anchor, Certificate, lower_bound
+    from stagecert.certificate import Certificate
     from stagecert.check import Findings, Violation, check
     from stagecert.compiling import use_compilation_cache
     from stagecert.errors import ProblemError
     from stagecert.evidence import Assumptions, Evidence
+    from stagecert.formula import Anchor, lower_bound
     from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
     from stagecert.plotting import plot_trace
     from stagecert.problem import (
@@ -64,11 +65,12 @@ HOMES = {
     name: module
     for module, names in {
         "batch": ("Batch", "BatchSolution", "stack"),
-        "certificate": ("Anchor", "Certificate", "lower_bound"),
+        "certificate": ("Certificate",),
         "check": ("Findings", "Violation", "check"),
         "compiling": ("use_compilation_cache",),
         "errors": ("ProblemError",),
         "evidence": ("Assumptions", "Evidence"),
+        "formula": ("Anchor", "lower_bound"),
         "pieces": ("abs", "max", "maximum", "min", "minimum", "piecewise_linear", "relu"),
         "plotting": ("plot_trace",),
         "problem": (

@@ -18,14 +18,8 @@ import numpy as np
 
 from stagecert import pieces
 from stagecert.batch import Certified, lane_of
-from stagecert.certificate import (
-    Anchor,
-    Certificate,
-    Proposal,
-    lower_bound,
-    propose,
-    shape_of_certificate,
-)
+from stagecert.certificate import Certificate, Proposal, propose, shape_of_certificate
+from stagecert.formula import Anchor, lower_bound
 from stagecert.lanes import Lane, mapped
 from stagecert.problem import Objective, Problem, as_arrays
 from stagecert.reformulation import Point, constraint_values, forward_pass
@@ -156,7 +150,6 @@ class Prepared:
     proof: Certificate | None
     iterations: np.ndarray
     passes: np.ndarray
-    records: list
 
 
 @dataclass(frozen=True)
@@ -186,14 +179,14 @@ def prepared(problem: Problem, axes, points: Point, before: Before) -> Prepared:
     nothing = np.zeros(size, np.int32)
     if not shallow.any():
         problem, axes = attached(problem, axes, found.guide)
-        return Prepared(problem, axes, np.zeros(size, bool), None, nothing, nothing, [])
+        return Prepared(problem, axes, np.zeros(size, bool), None, nothing, nothing)
     units = found.units if axes is not None else jax.tree.map(lambda x: x[0], found.units)
     largest = _of_largest(problem, units)
     marks = None
     if axes is not None:
         marks = _of_largest(axes, jax.tree.map(lambda _: 0, units), (None, None))
-    solvers = (Polish(),)
-    loop = Search(as_arrays(largest, dtype), marks, solvers, before.clock, lambda *_: None)
+    arrays = as_arrays(largest, dtype)
+    loop = Search(arrays, marks, (Polish(),), before.clock, lambda *_: None)
     goal = Goal(ACCURACY, 0.0, -ENOUGH, 0.0, np.where(shallow, before.iterations, 0))
     best = loop.towards(goal, points, lambda kept: before.certified(largest, marks, kept))
     kept = loop.kept
@@ -207,7 +200,7 @@ def prepared(problem: Problem, axes, points: Point, before: Before) -> Prepared:
         bound = before.derived(problem, axes, proof)
         proof, refuted = replace(proof, bound=bound), refuted & (bound > 0)
     problem, axes = attached(problem, axes, guide)
-    return Prepared(problem, axes, refuted, proof, kept.iteration, kept.passes, loop.records)
+    return Prepared(problem, axes, refuted, proof, kept.iteration, kept.passes)
 
 
 def _with_interior(axes, problem, guide: Guide, inside, deeper) -> Guide:

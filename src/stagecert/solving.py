@@ -248,8 +248,8 @@ class _Job:
             lambda problem, axes, proof: self._derived(problem, axes, proof),
         )
         known = prepared(self.problem, self.axes, self.points, before)
-        left = np.where(known.infeasible, 0, self.goal.iterations)
-        goal = replace(self.goal, iterations=left)
+        left = np.maximum(self.goal.iterations - known.iterations, 0)
+        goal = replace(self.goal, iterations=np.where(known.infeasible, 0, left))
         search, certified = self._searched(known.problem, known.axes, solvers, goal)
         kept = search.kept
         kept.iteration[:] += known.iterations

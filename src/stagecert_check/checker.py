@@ -47,7 +47,7 @@ class Report:
         accepted: whether every step of the certificate holds, so that the property does.
         reasons: why not.
         bounds: for every case, for every leaf: the lower bound that refutes it. Those that were not
-            reached are NaN.
+            reached are NaN; where splits leave no points, it is infinite.
     """
 
     accepted: bool

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -49,13 +50,14 @@ def run(
         print(error, file=sys.stderr)
         return UNREADABLE
     if as_json:
-        print(json.dumps(asdict(report)))
+        bounds = [[x if math.isfinite(x) else None for x in case] for case in report.bounds]
+        print(json.dumps(asdict(report) | {"bounds": bounds}))
     elif report.accepted:
         leaves = [bound for case in report.bounds for bound in case]
         least = f", the smallest bound is {min(leaves):.6g}" if leaves else ""
         cases = "1 case" if len(report.bounds) == 1 else f"{len(report.bounds)} cases"
-        boxes = "1 box" if len(leaves) == 1 else f"{len(leaves)} boxes"
-        print(f"accepted: {cases} refuted on {boxes}{least}")
+        parts = "1 leaf" if len(leaves) == 1 else f"{len(leaves)} leaves"
+        print(f"accepted: {cases} refuted on {parts}{least}")
     else:
         for reason in report.reasons:
             print("rejected: " + "".join(c if c.isprintable() else "?" for c in reason))
@@ -69,7 +71,7 @@ def _progress() -> Callable[[int, int], None] | None:
 
     def show(finished: int, total: int) -> None:
         # The last line is wiped, so that the answer stands alone.
-        line = f"{finished} of {total} boxes" if finished < total else ""
+        line = f"{finished} of {total} leaves" if finished < total else ""
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     return show

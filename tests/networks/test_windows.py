@@ -183,7 +183,7 @@ def test_the_search_of_a_network_with_windows_is_that_of_whole_arrays(monkeypatc
     # Better intervals need not make better lines; those of the second layer have the same ones.
     one_pass = networks.bound(network, lower, upper, None, method="backward")
     low, better = (found.intermediate[1][0] for found in (one_pass, seen))
-    assert np.all(better >= low)
+    assert np.all(better >= low - 1e-12)  # with windows, sums are added up in another order
     assert np.any(better > low + 1e-3)
     points = lower[:, None] + DRAW.random((2, 100, *network.input_shape)) * (upper - lower)[:, None]
     for bound, some in zip(seen.bound, points, strict=True):

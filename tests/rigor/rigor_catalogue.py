@@ -198,6 +198,30 @@ PRODUCTS = [
         "Add", m.node("Abs", x), m.constant(1.000001)))),
 ]  # fmt: skip
 
+
+def _where(*tests, together=None, negated=False):
+    """x where comparisons with numbers hold, and a multiple of it elsewhere."""
+
+    def build(m, x):
+        found = [m.node(operator, x, m.constant(at)) for operator, at in tests]
+        condition = m.node(together, *found) if together else found[0]
+        condition = m.node("Not", condition) if negated else condition
+        return m.node("Where", condition, x, m.node("Mul", x, m.constant(0.25)))
+
+    return build
+
+
+BRANCHES = [
+    Entry("where greater", _where(("Greater", 0.0))),
+    Entry("where less", _where(("Less", 0.5))),
+    Entry("where greater or equal", _where(("GreaterOrEqual", 0.0))),
+    Entry("where less or equal", _where(("LessOrEqual", 0.5), negated=True)),
+    *(Entry(f"where {name.lower()}", _where(("Greater", -0.5), ("Less", 0.75), together=name))
+      for name in ("And", "Or", "Xor")),
+    Entry("shrink", _one("Shrink", lambd=0.5, bias=0.25)),
+    Entry("thresholded relu", _one("ThresholdedRelu", alpha=0.75)),
+]  # fmt: skip
+
 LINEAR = [
     Entry("gemm", lambda m, x: m.node("Gemm", x, m.weights(3, 5), m.weights(3), transB=1,
                                       alpha=0.5, beta=2.0), (1, 5)),
@@ -357,18 +381,6 @@ NONLINEAR = [
     Entry("pow 4", _one("Pow", 4)),
     Entry("pow -2", lambda m, x: m.node("Pow", _away(m, x), m.constant(-2.0))),
     Entry("pow 0.5", lambda m, x: m.node("Pow", _away(m, x), m.constant(0.5))),
-    Entry("shrink", _one("Shrink", lambd=0.25, bias=0.125)),
-    Entry("thresholded relu", _one("ThresholdedRelu", alpha=0.25)),
-    *(Entry(f"where {n}", lambda m, x, n=n: m.node("Where", m.node(n, x, m.constant(0.25)), x,
-                                                   m.constant(0.5)))
-      for n in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")),
-    *(Entry(f"where {n}", lambda m, x, n=n: m.node("Where", m.node(
-        n, m.node("Greater", x, m.constant(0.25)), m.node("Less", x, m.constant(-0.5))), x,
-        m.constant(0.0))) for n in ("And", "Or", "Xor")),
-    Entry("where not", lambda m, x: m.node("Where", m.node("Not", m.node(
-        "Greater", x, m.constant(0.25))), x, m.constant(0.25))),
-    Entry("softplus that reverts", lambda m, x: m.node("Where", m.node(
-        "Greater", x, m.constant(1.0)), x, m.node("Softplus", x))),
     *(Entry(n.lower(), _one(n)) for n in ("Sin", "Cos", "Erf", "Floor", "Ceil", "Round", "Sign")),
     *(Entry(n.lower(), lambda m, x, n=n: m.node(n, _away(m, x))) for n in (
         "Log", "Sqrt", "Reciprocal")),
@@ -457,7 +469,9 @@ WIDER = [
         "Mul", x, m.constant(0.3)), m.node("Add", m.node("Abs", x), m.constant(1.0)))),
 ]  # fmt: skip
 
-READ = [*LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *CONSTANTS, *OLD]
+READ = [
+    *LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *BRANCHES, *CONSTANTS, *OLD
+]  # fmt: skip
 
 # What both the checker and the importer refuse.
 REFUSED = [

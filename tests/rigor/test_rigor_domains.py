@@ -132,5 +132,5 @@ def test_lines_of_products_in_rationals():
                 assert exact - offset <= Fraction(1, 10**14) * size + Fraction(1, 10**300)
                 assert Fraction(float(least[k])) <= min(x * y for x, y in corners)
                 assert Fraction(float(most[k])) >= max(x * y for x, y in corners)
-    wide = (high > low).all(axis=-1)
+    wide = np.asarray((high > low).all(axis=-1))
     assert np.all(made.bent(low, high) == wide[:, None])

@@ -1,6 +1,7 @@
 """Trees that split neurons: bounds on leaves against the exact truth, and certificates by hand."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from stagecert.verify.proving import Refutation, Rejected, certify
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import groups_of
 from stagecert_check import certificate as certificate_
-from stagecert_check import check, properties
+from stagecert_check import check, command, properties
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
 
@@ -138,12 +139,18 @@ def proven(tmp_path_factory):
     return rigor_trees.proven(tmp_path_factory.mktemp("proven"))
 
 
-def test_a_tree_made_by_hand_is_accepted(proven):
+def test_a_tree_made_by_hand_is_accepted(proven, capsys):
     paths, trees = proven
     report = check(*paths)
     assert report.accepted, report.reasons
     assert check(*paths, exact=True).accepted
     assert max(len(tree.axes) for tree in trees) > 10
+    # Some leaves have no points, so that their bounds are infinite: JSON has no such number.
+    assert any(np.isinf(bound) for case in report.bounds for bound in case)
+    assert command.run(*paths, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["accepted"]
+    assert found["bounds"][0] == [b if np.isfinite(b) else None for b in report.bounds[0]]
     rigor_trees.write(paths, [_root_only(tree) for tree in trees])
     assert not check(*paths).accepted  # splits are needed
     rigor_trees.write(paths, trees)

@@ -138,6 +138,9 @@ def test_whole_boxes_are_enough_without_splitting(monkeypatch):
     model = dense(layers)
     least = smallest_violation(layers, LOW, HIGH, [(np.array([1, 0, 0]), np.zeros(2), 0.0)])
     easy = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 50})", 3), 60)
+    assert (easy.answer, easy.cases[0].how, easy.cases[0].row) == ("unsat", "backward", 0)
+    monkeypatch.setattr(Verification, "_plantable", lambda self: False)
+    easy = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 50})", 3), 60)
     assert (easy.answer, easy.cases[0].how, easy.cases[0].row) == ("unsat", "ibp", 0)
     hard = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 1e-7:.12f})", 3), 60)
     assert hard.answer == "unknown"

@@ -123,7 +123,7 @@ def _verify(model: Path, file: Path, show) -> Line:
     begin = time.perf_counter()
     verdict = verify(model, file, progress=show)
     seconds = time.perf_counter() - begin
-    order = ("ibp", "backward", "nonconvex", "optimised", "splitting")
+    order = ("ibp", "backward", "nonconvex", "optimised", "splitting", "tree")
     hows = [case.how for case in verdict.cases if case.how is not None]
     bound = min(case.proven for case in verdict.cases)
     met = min(case.nearest for case in verdict.cases)
@@ -164,7 +164,9 @@ def _print(console: Console, lines: list[Line], out: Path | None) -> None:
             str(number),
             f"[{colours.get(line.answer, 'yellow')}]{line.answer}[/]",
             line.how or "",
-            *(_short(value) for value in (line.bound, line.met, line.gap)),
+            # Leaves of a tree prove that there is no violation, and not how far away one is.
+            "> 0" if line.how == "tree" and line.bound == 0 else _short(line.bound),
+            *(_short(value) for value in (line.met, line.gap)),
             line.certificate or "",
             f"{line.seconds:.1f}",
         )

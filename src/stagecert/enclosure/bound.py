@@ -1,6 +1,6 @@
 """The lower bound of a certificate in interval arithmetic: a proof for convex problems.
 
-The formula is that of `stagecert.certificate`: the objective, the side constraints with their
+The formula is that of `stagecert.formula`: the objective, the side constraints with their
 multipliers, and then stage by stage from the last to the first, with two differences that real
 arithmetic asks for.
 

@@ -3,7 +3,7 @@
 Each activation is between two lines, a * x + b below and c * x + d above. A linear function of the
 outputs is then bounded by going back: a cotangent g at a block takes the lower line where g > 0 and
 the upper line where g < 0; what remains at the inputs is minimised over their set. This is the
-trusted formula of `stagecert.certificate.lower_bound` for networks, with the Lagrangian's slope in
+trusted formula of `stagecert.formula.lower_bound` for networks, with the Lagrangian's slope in
 the blocks zero by construction, and it is CROWN's backward pass.
 
 Rounding is charged a priori. A computed cotangent is off from the exact one by at most

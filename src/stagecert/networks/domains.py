@@ -92,7 +92,8 @@ class Wave(AbstractActivation):
             side = hulls.choose(whole, extreme, side)
             margin = jnp.where(usable, side.margin + room, jnp.inf)
             sides.append(eqx.tree_at(lambda c: c.margin, side, margin))
-        return _turned(*sides, jnp.ones_like(low), shift, jnp.mod(count, 2) == 1)
+        below, above = sides
+        return _turned(below, above, jnp.ones_like(low), shift, jnp.mod(count, 2) == 1)
 
 
 # -- positive numbers ------------------------------------------------------------------------------
@@ -176,7 +177,8 @@ class Reciprocal(AbstractActivation):
     def wedge(self, low, high, weights=None, /):
         start, end, inside = self._of_size(low, high)
         sign = jnp.where(low > 0, 1, -1).astype(low.dtype)
-        return _turned(*_sides(_INVERSE, start, end, inside), sign, jnp.zeros_like(low), sign < 0)
+        below, above = _sides(_INVERSE, start, end, inside)
+        return _turned(below, above, sign, jnp.zeros_like(low), sign < 0)
 
 
 def _root_slope(x):

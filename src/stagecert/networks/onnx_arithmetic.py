@@ -170,7 +170,7 @@ def matrix_product(call: Call, x: Value, y: Value) -> Value:
         raise Refused("needs tensors with axes")
     # Vectors are matrices with one row or column, which is gone afterwards.
     rows, columns = x.shape[-2:-1], y.shape[-1:] if len(y.shape) > 1 else ()
-    inner = y.shape[-2] if len(y.shape) > 1 else y.shape[0]
+    inner = y.shape[max(len(y.shape) - 2, 0)]
     if x.shape[-1] != inner:
         raise Refused(f"multiplies tensors of the shapes {x.shape} and {y.shape}")
     stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])

@@ -55,6 +55,11 @@ class Segment(eqx.Module):
         inputs = inputs if isinstance(inputs, tuple) else (inputs,)
         return [inputs[k] if is_input else blocks[k] for is_input, k in self.sources]
 
+    @property
+    def local(self) -> "Segment":
+        """The segment with its sources numbered from zero: equal layers look equal."""
+        return Segment(self.nodes, tuple((False, k) for k in range(len(self.sources))), self.output)
+
     def node_shapes(self, shapes) -> tuple[tuple[int, ...], ...]:
         """The shapes of all nodes, from those of what the segment reads."""
         every = list(shapes)
@@ -113,6 +118,11 @@ class Layer(eqx.Module):
     operation: Activation | Joint = eqx.field(static=True)
     weights: Any
     shape: tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def local(self) -> "Layer":
+        """The layer with a local segment: layers of one kind and shape share compiled programs."""
+        return Layer(self.segment.local, self.operation, self.weights, self.shape)
 
     def wedge(self, low, high) -> AbstractWedge:
         """The convex hull of the nonlinear node where its arguments are in [low, high]."""

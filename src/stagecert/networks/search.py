@@ -47,22 +47,39 @@ def magnitude(low, high):
     return jnp.maximum(jnp.abs(low), jnp.abs(high))
 
 
-@eqx.filter_jit
 def relax(layers: tuple[Layer, ...], last: Segment, boxes: tuple, arguments: tuple) -> Relaxed:
     """Wedges and spans from intervals of the layers' arguments; all have an axis of boxes."""
+    sizes = {(True, k): _magnitudes(*pair) for k, pair in enumerate(boxes)}
+    spans, wedges = [], []
+    for index, (layer, pair) in enumerate(zip(layers, arguments, strict=True)):
+        read = tuple(sizes[source] for source in layer.segment.sources)
+        span, wedge, sizes[False, index] = _relaxed(layer.local, read, pair)
+        spans.append(span)
+        wedges.append(wedge)
+    last_span = _spans(last.local, tuple(sizes[source] for source in last.sources))
+    return Relaxed(arguments, tuple(wedges), tuple(spans), last_span)
 
-    def one(boxes, arguments):
-        sizes = tuple(magnitude(*pair) for pair in boxes)
-        blocks: tuple = ()
-        spans: tuple = ()
-        wedges: tuple = ()
-        for layer, (low, high) in zip(layers, arguments, strict=True):
-            spans = (*spans, segment_span(layer.segment, sizes, blocks))
-            blocks = (*blocks, magnitude(*layer.image(low, high)))
-            wedges = (*wedges, layer.wedge(low, high))
-        return Relaxed(arguments, wedges, spans, segment_span(last, sizes, blocks))
 
-    return jax.vmap(one)(boxes, arguments)
+_magnitudes = jax.jit(magnitude)
+
+
+@eqx.filter_jit
+def _relaxed(layer: Layer, sizes: tuple, interval: tuple):
+    """Of one layer: its span, its wedge, and how large what it puts out gets."""
+
+    def one(sizes, interval):
+        return (
+            segment_span(layer.segment, (), sizes),
+            layer.wedge(*interval),
+            magnitude(*layer.image(*interval)),
+        )
+
+    return jax.vmap(one)(sizes, interval)
+
+
+@eqx.filter_jit
+def _spans(segment: Segment, sizes: tuple) -> Span:
+    return jax.vmap(lambda sizes: segment_span(segment, (), sizes))(sizes)
 
 
 def first_lines(relaxed: Relaxed) -> tuple:

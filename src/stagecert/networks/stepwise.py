@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,11 +149,8 @@ class Passes:
     def _set_up(self, parts: Split, regions: Regions, rows_at_once: int) -> None:
         self.parts, self.sets, self.width = parts, regions.sets, rows_at_once
         self.boxed = regions.boxed
-        self.layers = [
-            eqx.tree_at(lambda layer: layer.segment, layer, local(layer.segment))
-            for layer in parts.layers
-        ]
-        self.last = local(parts.last)
+        self.layers = [layer.local for layer in parts.layers]
+        self.last = parts.last.local
         self.planner = Planner(parts.layers, regions.shapes, regions.boxed)
         self.pairs: dict[Source, Any] = {(True, k): p for k, p in enumerate(regions.boxes)}
         self.sizes: dict[Source, Any] = {k: _size(*p) for k, p in self.pairs.items()}
@@ -403,13 +399,6 @@ def rows_at_once(parts: Split, memory: float) -> int:
     if jax.default_backend() == "cpu":
         rows = min(rows, max(LANE_NUMBERS // neurons, 16), 1024)
     return 1 << max(rows, 1).bit_length() - 1
-
-
-def local(segment: Segment) -> Segment:
-    """The segment with its sources numbered from zero: equal layers look equal."""
-    return Segment(
-        segment.nodes, tuple((False, k) for k in range(len(segment.sources))), segment.output
-    )
 
 
 def exact(segment: Segment) -> bool:

@@ -131,7 +131,7 @@ class Mirror(AbstractSolver):
             widths,
         )
         hidden = jax.tree.reduce(jnp.add, moved, hidden)
-        rounding = 10 * jnp.finfo(hidden.dtype).eps * (1 + jnp.abs(here.value))
+        rounding = 10 * jnp.finfo(here.value.dtype).eps * (1 + jnp.abs(here.value))
         ready = (here.lagrangian_gap <= 3 * hidden) & (hidden > rounding)
 
         def recentred():

@@ -9,9 +9,10 @@ import numpy as np
 from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.nodes import Form
 from stagecert.verify.queries import Group
+from stagecert.verify.tightening import OutOfTime, Tightener
 from stagecert.verify.tree import Root, Tree
 from stagecert_check.bounds import Facts, lower_bounds
-from stagecert_check.graph import Program
+from stagecert_check.checker import Checker
 from stagecert_check.numbers import Arithmetic
 
 # Single precision is off by less than this share of the size that the rows can have.
@@ -27,6 +28,7 @@ class Whole:
         low, high: intervals of all arguments of activations, side by side.
         sizes: the largest absolute values of the outputs, then of the inputs.
         bounds: of every row: a certified lower bound, with the checker's own lines.
+        passes: what made the intervals tighter, as certificates hold it.
     """
 
     box: tuple[np.ndarray, np.ndarray]
@@ -34,6 +36,7 @@ class Whole:
     high: np.ndarray
     sizes: np.ndarray
     bounds: np.ndarray
+    passes: tuple = ()
 
 
 class Complete:
@@ -43,10 +46,10 @@ class Complete:
         tree: the search itself, once it is planted; `tree.roots` are the cases.
     """
 
-    def __init__(self, program: Program, groups: tuple[Group, ...], *, memory=1.0, keep=True):
-        self.program, self.groups = program, groups
+    def __init__(self, checker: Checker, groups: tuple[Group, ...], *, memory=1.0, keep=True):
+        self.checker, self.program, self.groups = checker, checker.program, groups
         self.memory, self.keep = memory, keep
-        self.form = Form(program)
+        self.form = Form(self.program)
         self.tree: Tree | None = None
         self._wholes: dict[int, Whole] = {}
         self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
@@ -57,21 +60,36 @@ class Complete:
         Raises `stagecert_check.functions.Refused` where the checker cannot bound the network.
         """
         if g not in self._wholes:
-            group, program = self.groups[g], self.program
-            ends = group.inputs.lower64, group.inputs.upper64
-            low, high = (np.array(x, float)[None] for x in ends)
-            with np.errstate(all="ignore"):
-                facts = Facts(Arithmetic(), program, low, high).derive()
-                bounds = self._bounds(facts, group.matrix)
-            boxes = [facts.boxes[index] for index in program.activations]
-            lows, highs = (
-                np.concatenate([np.zeros(0), *(pair[k].reshape(-1) for pair in boxes)])
-                for k in (0, 1)
-            )
-            ends = (*program.outputs, *program.inputs)
-            sizes = np.concatenate([facts.magnitude(k).reshape(-1) for k in ends])
-            self._wholes[g] = Whole((low[0], high[0]), lows, highs, sizes, bounds)
+            self._wholes[g] = self._derived(g, None)
         return self._wholes[g]
+
+    def tighten(self, open_cases: list[np.ndarray], stop: Callable[[], bool]) -> bool:
+        """Searches for tighter intervals of the groups with open cases; False if time is up."""
+        for g, open_ in enumerate(open_cases):
+            if open_.any():
+                box = self.whole(g).box
+                tightener = Tightener(self.checker, self.form, box[0][None], box[1][None], stop)
+                try:
+                    self._wholes[g] = self._derived(g, tightener)
+                except OutOfTime:
+                    return False
+        return True
+
+    def _derived(self, g: int, tightener: Tightener | None) -> Whole:
+        group, program = self.groups[g], self.program
+        box = (np.array(x, float)[None] for x in (group.inputs.lower64, group.inputs.upper64))
+        low, high = box
+        with np.errstate(all="ignore"):
+            facts = Facts(Arithmetic(), program, low, high).derive(tightener)
+            bounds = self._bounds(facts, group.matrix)
+        boxes = [facts.boxes[index] for index in program.activations]
+        lows, highs = (
+            np.concatenate([np.zeros(0), *(pair[k].reshape(-1) for pair in boxes)]) for k in (0, 1)
+        )
+        ends = (*program.outputs, *program.inputs)
+        sizes = np.concatenate([facts.magnitude(k).reshape(-1) for k in ends])
+        passes = tuple(tightener.boxes) if tightener else ()
+        return Whole((low[0], high[0]), lows, highs, sizes, bounds, passes)
 
     def _bounds(self, facts: Facts, rows: np.ndarray) -> np.ndarray:
         """Lower bounds of rows of the outputs, then the inputs, in float64."""
@@ -94,7 +112,7 @@ class Complete:
                 if stop() or not np.isfinite(group.limits[group.places[c]]).any():
                     return False
                 roots.append(self._root(g, int(c)))
-        self.tree = Tree(self.form, roots, memory=self.memory, keep=self.keep)
+        self.tree = Tree(self.program, self.form, roots, memory=self.memory, keep=self.keep)
         return True
 
     def _root(self, g: int, c: int) -> Root:
@@ -152,7 +170,7 @@ class Complete:
         weights = leaves.joined("weights")[rows][:, : len(places)].astype(float)
         return Branches(
             case, np.array(axes), np.array(cuts), weights * scales,
-            np.array(forces, float), self._slopes(leaves, rows),
+            np.array(forces, float), self._slopes(leaves, rows), self.whole(root.group).passes,
         )  # fmt: skip
 
     def _slopes(self, leaves: "_Leaves", rows: np.ndarray) -> tuple:

@@ -22,14 +22,6 @@ import numpy as np
 from stagecert_check.functions import Activation, Maximum
 from stagecert_check.graph import Program, Shift
 
-# How far slopes move at each step. Powers of two: slopes are then numbers of half precision.
-SLOPE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
-# The first step of a force, in units of its layer's mean cotangent; later ones shrink by DECAY.
-FORCE_STEP, DECAY = 0.5, 0.85
-WEIGHT_STEP = 0.5
-MEAN, SQUARE = 0.7, 0.9  # what forces remember of earlier slopes, and of their squares
-SAMPLES = 8  # points of a curve that stand for it where a slope is chosen
-
 
 @dataclass(eq=False)
 class Layer:
@@ -98,6 +90,8 @@ class Lanes:
         below, above: (lanes, neurons), slopes of the lines.
         force: (lanes, neurons), positive on upper ends, negative on lower ones.
         weights: (lanes, rows), of the rows.
+        units: (lanes, layers), the least size of a step of a force.
+        scale: (lanes,), at most one: what all steps are multiplied by.
     """
 
     box: tuple[np.ndarray, np.ndarray]
@@ -110,6 +104,8 @@ class Lanes:
     above: np.ndarray
     force: np.ndarray
     weights: np.ndarray
+    units: np.ndarray
+    scale: np.ndarray
 
     def __len__(self) -> int:
         return len(self.low)
@@ -135,6 +131,18 @@ class Lines:
 
     def __getitem__(self, some) -> "Lines":
         return Lines(self.below[some], self.under[some], self.above[some], self.over[some])
+
+
+@dataclass(eq=False)
+class Aim:
+    """What is bounded instead of rows of the outputs: sides * entries of a value, lane by lane."""
+
+    node: int
+    entries: np.ndarray
+    sides: np.ndarray
+
+    def __getitem__(self, some) -> "Aim":
+        return Aim(self.node, self.entries[some], self.sides[some])
 
 
 @dataclass(eq=False)
@@ -172,11 +180,11 @@ def lines_of(form: Form, lanes: Lanes) -> Lines:
             chord = np.where(bent, high / np.where(bent, high - low, 1), steep)
             above[:, some], over[:, some] = chord, np.where(bent, -chord * low, 0)
         else:
-            _offsets(layer, low, high, (below, under, above, over))
+            offsets(layer, low, high, (below, under, above, over))
     return Lines(below, under, above, over)
 
 
-def _offsets(layer: Layer, low, high, lines) -> None:
+def offsets(layer: Layer, low, high, lines) -> None:
     """The offsets that the slopes of one layer need."""
     count, some = len(low), layer.some
     ends = [x.astype(float).reshape(count, *layer.shape) for x in (low, high)]
@@ -202,7 +210,7 @@ def _inner(g, x) -> np.ndarray:
     )
 
 
-def back(form: Form, lanes: Lanes, lines: Lines) -> Pass:
+def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass:
     """Lower bounds, by one pass back."""
     count, nodes = len(lanes), form.nodes
     known = np.isfinite(lanes.limits)
@@ -220,6 +228,10 @@ def back(form: Form, lanes: Lanes, lines: Lines) -> Pass:
         size = form.sizes[index]
         send(index, row[:, begin : begin + size].reshape(-1, *nodes[index].shape))
         begin += size
+    if aim is not None:
+        start = np.zeros((count, form.sizes[aim.node]), np.float32)
+        start[np.arange(count), aim.entries] = aim.sides
+        send(aim.node, start.reshape(-1, *nodes[aim.node].shape))
     # Where forces pull: at a neuron's upper end if positive, else at its lower one.
     lane, neuron = np.nonzero(lanes.force)
     force = lanes.force[lane, neuron]
@@ -228,9 +240,10 @@ def back(form: Form, lanes: Lanes, lines: Lines) -> Pass:
     blocks: dict[int, np.ndarray] = {}
     units = np.zeros((count, len(form.layers)), np.float32)
     order = {index: k for k, index in enumerate(form.layers)}
-    if len(lane):  # an argument may be forced even if nothing else needs it
-        for index in {list(form.layers)[k] for k in np.unique(form.of_neuron[neuron])}:
-            send(index, np.zeros((count, *nodes[index].shape), np.float32))
+    # An argument may be held even if nothing else needs it.
+    held = np.flatnonzero(lanes.held.any(axis=0))
+    for index in {list(form.layers)[k] for k in np.unique(form.of_neuron[held])}:
+        send(index, np.zeros((count, *nodes[index].shape), np.float32))
     for index in range(len(nodes) - 1, -1, -1):
         if index not in reached or index in form.inputs:
             continue
@@ -270,9 +283,15 @@ def _offset_terms(layer: Layer, up, down, part: Lines) -> np.ndarray:
     return found if layer.relu else found + np.einsum("ij,ij->i", up, part.under)
 
 
-def forth(form: Form, lanes: Lanes, lines: Lines, found: Pass) -> tuple[np.ndarray, np.ndarray]:
-    """Arguments of activations and outputs (with the inputs) where a bound is attained."""
-    count, nodes = len(lanes), form.nodes
+def forth(
+    form: Form, lanes: Lanes, lines: Lines, found: Pass, aim: Aim | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Arguments of activations and outputs (with the inputs) where a bound is attained.
+
+    Of what comes after an aim nothing is computed.
+    """
+    count = len(lanes)
+    nodes = form.nodes if aim is None else form.nodes[: aim.node]
     x = np.where(found.inputs > 0, *lanes.box)
     values: list[Any] = []
     arguments: list[np.ndarray] = []
@@ -301,241 +320,7 @@ def forth(form: Form, lanes: Lanes, lines: Lines, found: Pass) -> tuple[np.ndarr
         else:
             value = node.operation.forward([values[k] for k in node.arguments])
         values.append(value)
-    ends = form.joined([values[k] for k in (*form.outputs, *form.inputs)])
-    return np.concatenate(arguments, axis=1) if arguments else x[:, :0], ends
-
-
-# -- ascent ----------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Found:
-    """The best bounds, and what says where to split.
-
-    Attributes:
-        lanes: the lanes with the slopes, forces and weights of the best bounds.
-        lines: their lines.
-        bound: (lanes,).
-        points: (lanes, inputs), where the linear bound is smallest.
-        scores: (lanes, neurons), what lines lose where a neuron would be split.
-    """
-
-    lanes: Lanes
-    bound: np.ndarray
-    points: np.ndarray
-    scores: np.ndarray
-
-
-def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray) -> Found:
-    """Improves the bounds of lanes for so many steps; lanes that exceed their goal stop."""
-    count = len(lanes)
-    best = lanes[np.arange(count)]
-    bound = np.full(count, -np.inf, np.float32)
-    points = np.zeros(lanes.box[0].shape, np.float32)
-    scores = np.zeros(lanes.low.shape, np.float32)
-    going, work = np.arange(count), lanes[np.arange(count)]
-    lines = lines_of(form, work)
-    memory = None
-    for k in range(steps):
-        found = back(form, work, lines)
-        better = found.bound > bound[going]
-        some = going[better]
-        bound[some] = found.bound[better]
-        for name in ("below", "above", "force", "weights"):
-            getattr(best, name)[some] = getattr(work, name)[better]
-        points[some] = np.where(found.inputs > 0, *work.box)[better]
-        scores[some] = _scores(form, work, lines, found)[better]
-        left = ~(bound[going] > goal[going])
-        if k + 1 == steps or not left.any():
-            break
-        values, ends = forth(form, work, lines, found)
-        if memory is None:
-            memory = _Memory(work)
-        if not left.all():
-            going, work, lines, memory = going[left], work[left], lines[left], memory.kept(left)
-            values, ends = values[left], ends[left]
-            found = Pass(found.bound[left], {i: g[left] for i, g in found.blocks.items()},
-                         found.units[left], found.inputs[left])  # fmt: skip
-        _move(form, work, lines, found, values, ends, k, memory)
-    return Found(best, bound, points, scores)
-
-
-class _Memory:
-    """Running means of the slopes of forces and of their squares, for the ends that are held."""
-
-    def __init__(self, lanes: Lanes):
-        self.lane, self.neuron = np.nonzero(lanes.held)
-        self.mean = np.zeros(len(self.lane), np.float32)
-        self.square = np.zeros(len(self.lane), np.float32)
-
-    def kept(self, some: np.ndarray) -> "_Memory":
-        new = copy.copy(self)
-        mine = some[self.lane]
-        new.lane = (np.cumsum(some) - 1)[self.lane[mine]]
-        new.neuron, new.mean, new.square = self.neuron[mine], self.mean[mine], self.square[mine]
-        return new
-
-    def step(self, slope) -> np.ndarray:
-        self.mean = MEAN * self.mean + (1 - MEAN) * slope
-        self.square = SQUARE * self.square + (1 - SQUARE) * slope * slope
-        return self.mean / (np.sqrt(self.square) + 1e-12)
-
-
-def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, memory) -> None:
-    """One step of slopes, forces and weights, in place."""
-    size = SLOPE_STEPS[min(k, len(SLOPE_STEPS) - 1)]
-    for index, layer in form.layers.items():
-        if layer.maximum or index not in found.blocks:
-            continue
-        some, g = layer.some, found.blocks[index].reshape(len(lanes), -1)
-        x = values[:, some]
-        if layer.relu:
-            # Where a line below is used, its slope grows with x.
-            step = np.copysign(np.float32(size), x)
-            step *= g > 0
-            step += lanes.below[:, some]
-            np.clip(step, 0, 1, out=step)
-            lanes.below[:, some] = step
-            bent = lines.over[:, some] > 0
-            np.copyto(lines.below[:, some], step, where=bent)
-        else:
-            _turn(layer, lanes, g, x, size)
-            low, high = lanes.low[:, some], lanes.high[:, some]
-            lines.below[:, some], lines.above[:, some] = lanes.below[:, some], lanes.above[:, some]
-            _offsets(layer, low, high, (lines.below, lines.under, lines.above, lines.over))
-    if len(memory.lane):
-        _push(form, lanes, found, values, k, memory)
-    if lanes.weights.shape[1] > 1:
-        excess = np.einsum("bro,bo->br", lanes.rows, ends[:, : lanes.rows.shape[2]])
-        known = np.isfinite(lanes.limits)
-        excess = np.where(known, excess - np.where(known, lanes.limits, 0), 0)
-        unit = np.max(np.abs(excess), axis=1, keepdims=True) + 1e-12
-        grown = lanes.weights * np.exp(WEIGHT_STEP * DECAY**k * excess / unit)
-        lanes.weights[:] = grown / np.sum(grown, axis=1, keepdims=True)
-
-
-def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory) -> None:
-    """Forces grow where the end that they hold is not kept."""
-    at = memory.lane, memory.neuron
-    x, low, high, force, held = (
-        values[at],
-        lanes.low[at],
-        lanes.high[at],
-        lanes.force[at],
-        lanes.held[at],
+    at = np.concatenate([x[:, :0], *arguments], axis=1)
+    return at, x if aim is not None else form.joined(
+        [values[k] for k in (*form.outputs, *form.inputs)]
     )
-    at_zero = np.maximum(x - high, 0) + np.minimum(x - low, 0)
-    slope = np.where(force > 0, x - high, np.where(force < 0, x - low, at_zero))
-    unit = found.units[memory.lane, form.of_neuron[memory.neuron]]
-    new = force + FORCE_STEP * DECAY**k * unit * memory.step(slope)
-    new = np.where(held & 1, new, np.maximum(new, 0))
-    lanes.force[at] = np.where(held & 2, new, np.minimum(new, 0))
-
-
-def _turn(layer: Layer, lanes: Lanes, g, x, size: float) -> None:
-    """Turns the used lines of a curve towards those that touch its hull at x."""
-    some = layer.some
-    low, high = lanes.low[:, some].astype(float), lanes.high[:, some].astype(float)
-    at = np.clip(x, low, high)
-    t = np.linspace(0, 1, SAMPLES)
-    xs = np.stack([low + (high - low) * share for share in t])
-    fs = _values(layer, xs.reshape(-1, *low.shape[1:])).reshape(xs.shape)
-    for slopes, side in ((lanes.below, 1), (lanes.above, -1)):
-        used = g > 0 if side > 0 else g < 0
-        wanted = _hull_slope(xs, fs, at, side)
-        old = slopes[:, some]
-        slopes[:, some] = np.where(used, old + 2 * min(size, 0.5) * (wanted - old), old)
-
-
-def _values(layer: Layer, x) -> np.ndarray:
-    """The activation at points (many, entries): the middle of what encloses it."""
-    x = x.reshape(len(x), *layer.shape)
-    low, high = layer.function.image(x, x)
-    return (0.5 * low + 0.5 * high).reshape(len(x), -1)
-
-
-def _hull_slope(xs, fs, at, side: int) -> np.ndarray:
-    """The slope at a point of the lower (side 1) or upper hull of points on a curve."""
-    best, slope = np.full(at.shape, np.inf), np.zeros(at.shape)
-    for i in range(len(xs)):
-        for j in range(i + 1, len(xs)):
-            over = (xs[i] <= at) & (at <= xs[j]) & (xs[i] < xs[j])
-            chord = (fs[j] - fs[i]) / np.where(over, xs[j] - xs[i], 1)
-            value = side * (fs[i] + chord * (at - xs[i]))
-            better = over & (value < best)
-            best, slope = np.where(better, value, best), np.where(better, chord, slope)
-    return slope
-
-
-# -- where to split --------------------------------------------------------------------------------
-
-
-def split_points(form: Form, low, high) -> np.ndarray:
-    """(lanes, neurons): where each argument would be split: at a kink, or in the middle."""
-    cuts = 0.5 * low + 0.5 * high
-    for layer in form.layers.values():
-        some = layer.some
-        if layer.relu:
-            cuts[:, some] = 0
-        elif not layer.maximum:
-            kinks, sharp = kinks_of(layer.function)
-            best = cuts[:, some].copy()
-            off = np.full(best.shape, np.inf)
-            for kink in kinks:
-                away = np.abs(kink - cuts[:, some])
-                # A bend that is no corner attracts the split where it leaves two fair parts.
-                inside = (low[:, some] < kink) & (kink < high[:, some])
-                inside &= sharp | (away <= 0.25 * (high - low)[:, some])
-                nearer = inside & (away < off)
-                best, off = np.where(nearer, kink, best), np.where(nearer, away, off)
-            cuts[:, some] = best
-    return cuts
-
-
-def kinks_of(function: Activation) -> tuple[tuple[float, ...], bool]:
-    """Where an activation has its kinks or bends the other way; whether it is linear between."""
-    knots = getattr(function, "knots", None)
-    if knots is not None:
-        return tuple(before for before, _ in knots), True
-    return ((-3.0, 3.0) if function.kind == "hard_swish" else (0.0,)), False
-
-
-def _scores(form: Form, lanes: Lanes, lines: Lines, found: Pass) -> np.ndarray:
-    """(lanes, neurons): how far the used lines are from the activation where it would be split."""
-    scores = np.zeros(lanes.low.shape, np.float32)
-    cuts = split_points(form, lanes.low, lanes.high) if form.curved else None
-    for index, layer in form.layers.items():
-        if index not in found.blocks or layer.maximum:
-            continue
-        some, g = layer.some, found.blocks[index].reshape(len(lanes), -1)
-        part = lines[:, some]
-        if layer.relu:
-            scores[:, some] = np.maximum(-g, 0) * part.over
-        else:
-            assert cuts is not None
-            at = cuts[:, some].astype(float)
-            slope, offset = (
-                np.where(g > 0, part.below, part.above),
-                np.where(g > 0, part.under, part.over),
-            )
-            wide = lanes.high[:, some] > lanes.low[:, some]
-            scores[:, some] = np.abs(g * (_values(layer, at) - slope * at - offset)) * wide
-    return scores
-
-
-def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
-    """(lanes, picks, 2): bounds of the parts below and above after a split of each neuron picked.
-
-    By one pass back each, with the slopes and forces that there are.
-    """
-    found = np.empty((*picks.shape, 2), np.float32)
-    cuts = split_points(form, lanes.low, lanes.high)
-    at = np.arange(len(lanes))
-    for k in range(picks.shape[1]):
-        pick = picks[:, k]
-        for side, ends in enumerate((lanes.high, lanes.low)):
-            old = ends[at, pick]
-            ends[at, pick] = cuts[at, pick]
-            found[:, k, side] = back(form, lanes, lines_of(form, lanes)).bound
-            ends[at, pick] = old
-    return found

@@ -60,7 +60,7 @@ class SlopeSearch:
         fill = np.concatenate([np.arange(len(rows)), np.zeros(count - len(rows), int)])
         layers, last = self.parts.layers, self.parts.last
         with jax.enable_x64(True):
-            regions = self.regions(low, high)
+            regions = self.regions(low, high)[slice(None)]  # on the device, in float64
             given = tuple((jnp.asarray(a), jnp.asarray(b)) for a, b in arguments)
             relaxed = relax(layers, last, regions.boxes, given)
             objectives = jnp.asarray(rows[fill][None])

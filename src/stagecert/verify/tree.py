@@ -5,20 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.verify.nodes import (
-    Form,
-    Found,
-    Lanes,
-    ascend,
-    default_slopes,
-    parts_bounds,
-    split_points,
-)
+from stagecert.verify.ascent import Found, ascend
+from stagecert.verify.choosing import parts_bounds, split_points
+from stagecert.verify.corners import solve
+from stagecert.verify.nodes import Form, Lanes, default_slopes
+from stagecert_check.graph import Program
 
 # Lanes at a time: so many that the arrays of all fit into the caches, but not more than this.
 LANES, LANE_NUMBERS = 512, 100_000
-# Steps of ascent on a root, and on another node.
-ROOT_STEPS, NODE_STEPS = 30, 6
+# Steps of ascent on a root, on another node, and one more for so many splits of it.
+ROOT_STEPS, NODE_STEPS, MORE_STEPS_EVERY = 30, 6, 12
 # Neurons whose split is tried before one is chosen.
 TRIED = 3
 
@@ -94,10 +90,13 @@ class Tree:
         seen: how many nodes were bounded.
         closed: which share of the roots is refuted, if the parts of a split count alike.
         worst: the smallest bound of the last step.
+        stuck: whether a node can neither be split nor refuted.
     """
 
-    def __init__(self, form: Form, roots: list[Root], *, memory: float = 1.0, keep: bool = True):
-        self.form, self.roots, self.keep = form, roots, keep
+    def __init__(
+        self, program: Program, form: Form, roots: list[Root], *, memory=1.0, keep: bool = True
+    ):
+        self.program, self.form, self.roots, self.keep = program, form, roots, keep
         n, width = form.neurons, max(len(root.rows) for root in roots)
         self.batch = int(np.clip(LANE_NUMBERS // max(n, 1), 16, LANES))
         self.above = n if form.curved else 0
@@ -106,7 +105,7 @@ class Tree:
             low=((n,), np.float32), high=((n,), np.float32), held=((n,), np.int8),
             below=((n,), np.float32 if form.curved else np.float16),
             above=((self.above,), np.float32), force=((n,), np.float32),
-            weights=((width,), np.float32),
+            weights=((width,), np.float32), scale=((), np.float32),
         )  # fmt: skip
         of_node = 17 * n + 4 * self.above + 4 * width + 32
         self.most = max(int(0.5 * memory * 2**30 / of_node), 64)
@@ -122,7 +121,9 @@ class Tree:
         known = np.isfinite(self.limits)
         self.margin = np.array([root.margin for root in roots], np.float32)
         self.boxes = [np.stack([root.box[k] for root in roots]).astype(np.float32) for k in (0, 1)]
-        self.seen, self.closed, self.worst = 0, 0.0, -np.inf
+        # How large cotangents are at the roots, layer by layer.
+        self.units = np.zeros((len(roots), len(form.layers)), np.float32)
+        self.seen, self.closed, self.worst, self.stuck = 0, 0.0, -np.inf, False
         self._plant(known)
 
     def _plant(self, known) -> None:
@@ -137,6 +138,7 @@ class Tree:
             root=np.arange(count), node=np.arange(count), depth=np.zeros(count), low=low, high=high,
             held=np.zeros((count, n)), below=below, above=above[:, : self.above],
             force=np.zeros((count, n)), weights=known / np.sum(known, axis=1, keepdims=True),
+            scale=np.ones(count),
         )  # fmt: skip
 
     def reopen(self, nodes, below, above, force, weights) -> None:
@@ -161,13 +163,13 @@ class Tree:
         self.closed -= float(np.sum(0.5**depth)) / len(self.roots)
         self.stack.extend(
             root=root, node=nodes, depth=depth, low=low, high=high, held=held, below=below,
-            above=above, force=force, weights=weights,
+            above=above, force=force, weights=weights, scale=np.ones(len(nodes)),
         )  # fmt: skip
 
     @property
     def done(self) -> bool:
         """Whether every root is refuted."""
-        return not len(self.stack)
+        return not len(self.stack) and not self.stuck
 
     def step(self) -> Met:
         """Bounds the nodes on top of the stack, closes what is refuted and splits the others."""
@@ -178,17 +180,23 @@ class Tree:
         lanes = Lanes(
             (self.boxes[0][root], self.boxes[1][root]), taken["low"], taken["high"], taken["held"],
             self.rows[root], self.limits[root], below, taken["above"] if self.above else below,
-            taken["force"], taken["weights"],
+            taken["force"], taken["weights"], self.units[root], taken["scale"],
         )  # fmt: skip
         whole = bool(np.any(taken["depth"] == 0))
         margin = self.margin[root]
-        found = ascend(self.form, lanes, ROOT_STEPS if whole else NODE_STEPS, margin)
+        steps = min(NODE_STEPS + int(np.max(taken["depth"])) // MORE_STEPS_EVERY, ROOT_STEPS)
+        found = ascend(self.form, lanes, ROOT_STEPS if whole else steps, margin)
+        if whole:
+            first = taken["depth"] == 0
+            self.units[root[first]] = found.units[first]
         refuted = found.bound > margin
         self.seen += len(root)
         self.worst = float(np.min(found.bound))
+        for k in np.flatnonzero(~refuted & ~(found.scores > 0).any(axis=1)):
+            refuted[k] = self._solve(found, int(k))
         self._close(taken, found, np.flatnonzero(refuted))
         open_ = np.flatnonzero(~refuted)
-        if len(open_):
+        if len(open_) and not self.stuck:
             self._split(taken, found, open_)
         return Met(found.points[open_], root[open_], found.bound[open_])
 
@@ -206,12 +214,32 @@ class Tree:
             "leaf": leaf, "neuron": neuron, "force": force[leaf, neuron],
         })  # fmt: skip
 
+    def _solve(self, found: Found, k: int) -> bool:
+        """Whether a node is refuted on which nothing is left to split; it is stuck if not."""
+        if self.form.curved and not all(
+            layer.maximum or hasattr(layer.function, "knots") for layer in self.form.layers.values()
+        ):
+            self.stuck = True
+            return False
+        corner = solve(self.program, self.form, found.lanes[k : k + 1])
+        if corner.weights is None:
+            self.stuck = True
+            found.points[k] = found.points[k] if corner.point is None else corner.point
+            return False
+        # These numbers may be precise to the last digit.
+        lanes = found.lanes
+        lanes.weights, lanes.force = lanes.weights.astype(float), lanes.force.astype(float)
+        lanes.weights[k], lanes.force[k] = corner.weights, corner.force
+        return True
+
     def _split(self, taken, found: Found, open_) -> None:
         lanes, scores = found.lanes[open_], found.scores[open_]
         tried = min(TRIED, scores.shape[1])
         picks = np.argpartition(-scores, tried - 1, axis=1)[:, :tried]
         gains = parts_bounds(self.form, lanes, picks)
-        best = np.argmax(_worth(gains, found.bound[open_]), axis=1)
+        possible = np.take_along_axis(scores, picks, axis=1) > 0
+        worth = np.where(possible, _worth(gains, found.bound[open_]), -np.inf)
+        best = np.argmax(worth, axis=1)
         at = np.arange(len(best))
         neuron = picks[at, best]
         cuts = split_points(self.form, lanes.low, lanes.high)[at, neuron]
@@ -239,7 +267,7 @@ class Tree:
             "root": root[both], "node": (first[:, None] + [0, 1]).reshape(-1),
             "depth": taken["depth"][open_][both] + 1, "low": parts.low, "high": parts.high,
             "held": parts.held, "below": parts.below, "above": parts.above[:, : self.above],
-            "force": parts.force, "weights": parts.weights,
+            "force": parts.force, "weights": parts.weights, "scale": parts.scale,
         }  # fmt: skip
         self.stack.extend(**{name: x[order] for name, x in fields.items()})
 

@@ -37,6 +37,7 @@ from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter
 from stagecert_check import joining, properties
+from stagecert_check.checker import Checker
 from stagecert_check.functions import Refused
 
 Answer = Literal["unsat", "sat", "unknown", "timeout"]
@@ -374,9 +375,7 @@ class Verification:
                         state.how[c],
                         None if row is None else rows.index(row),
                         margins[rows],
-                        float(self.splitter.proven[g, c])
-                        if self.splitter and state.how[c] == "splitting"
-                        else best,
+                        self._proven(g, c, best),
                         0.0 if refuted else max(-best, 0.0),
                         float(state.nearest[c]) / unit,
                     )
@@ -396,6 +395,13 @@ class Verification:
             self.objection,
             self.rejected,
         )
+
+    def _proven(self, g: int, c: int, best: float) -> float:
+        """A lower bound on the violation of a case, from the best one over its whole box."""
+        if self.splitter and self.states[g].how[c] == "splitting":
+            return float(self.splitter.proven[g, c])
+        # Leaves that split neurons refute a combination of rows: there is no violation of zero.
+        return max(best, 0.0) if self.states[g].how[c] == "tree" else best
 
     # -- the order of things -------------------------------------------------------------------
 
@@ -697,10 +703,10 @@ class Verification:
         """Whether there can be a tree: the checker understands the model, and rows have limits."""
         assert self.opened is not None
         try:
-            program = self.opened.program
+            checker = Checker(self.opened.program, self.property)
         except Refused:
             return False
-        self.complete = Complete(program, self.groups, memory=self.memory, keep=self.check)
+        self.complete = Complete(checker, self.groups, memory=self.memory, keep=self.check)
         return True
 
     def _small(self) -> bool:
@@ -721,17 +727,21 @@ class Verification:
                 return
 
     def _search_tree(self, steps: int | None = None) -> None:
-        """Refutes the open cases on a tree of splits of neurons, until time is up."""
+        """Refutes the open cases on a tree of splits of neurons, for so many steps at first.
+
+        What these leave open is searched anew on tighter intervals, until time is up.
+        """
         assert self.complete is not None
-        if self.complete.tree is None:
-            self.say("intervals for splits of neurons")
-            open_ = [~state.refuted for state in self.states]
-            try:
-                if not self.complete.plant(open_, self._late):
-                    return
-            except Refused:
+        self.say("intervals for splits of neurons")
+        open_ = [~state.refuted for state in self.states]
+        try:
+            if steps is None and not self.complete.tighten(open_, self._late):
                 return
-        self._grow_tree(steps)
+            planted = self.complete.plant(open_, self._late)
+        except Refused:
+            return
+        if planted:
+            self._grow_tree(steps)
 
     def _grow_tree(self, steps: int | None = None) -> None:
         assert self.complete is not None
@@ -755,7 +765,10 @@ class Verification:
                 f"splits of neurons: {tree.seen} nodes, {len(tree.stack)} waiting, worst bound "
                 f"{tree.worst:.3g}, {100 * tree.closed:.4g} % refuted"
             )
-            if self._over():
+            if tree.stuck:
+                self._descend_from(met.points, lanes)
+                self.reason = "A part of the tree can neither be split nor refuted."
+            if self._over() or tree.stuck:
                 return
         for root in tree.roots if tree.done else ():
             state = self.states[root.group]

@@ -1,0 +1,199 @@
+"""Better bounds on nodes: a few steps on slopes, forces and weights, many nodes at a time."""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagecert.verify.choosing import scores_of, values_at
+from stagecert.verify.nodes import (
+    Aim,
+    Form,
+    Lanes,
+    Layer,
+    Lines,
+    Pass,
+    back,
+    forth,
+    lines_of,
+    offsets,
+)
+
+# How far slopes move at each step. Powers of two: slopes are then numbers of half precision.
+SLOPE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
+# The first step of a force, in units of its layer's mean cotangent; later ones shrink by DECAY.
+FORCE_STEP, DECAY = 2.0, 0.85
+WEIGHT_STEP = 0.5
+# How the steps of a node's parts differ from its own, if these improved its bound by that share.
+LONGER, SHORTER, WORTH = np.float32(2.0), np.float32(0.5), 1e-3
+LEAST_STEP, LEAST_SCALE = 2.0**-10, np.float32(2.0**-8)
+MEAN, SQUARE = 0.7, 0.9  # what forces remember of earlier slopes, and of their squares
+SAMPLES = 8  # points of a curve that stand for it where a slope is chosen
+
+
+@dataclass(eq=False)
+class Found:
+    """The best bounds, and what says where to split.
+
+    Attributes:
+        lanes: the lanes with the slopes, forces and weights of the best bounds.
+        bound: (lanes,).
+        points: (lanes, inputs), where the linear bound is smallest.
+        scores: (lanes, neurons), what lines lose where a neuron would be split.
+        units: (lanes, layers), mean absolute cotangents at the start.
+    """
+
+    lanes: Lanes
+    bound: np.ndarray
+    points: np.ndarray
+    scores: np.ndarray
+    units: np.ndarray
+
+
+def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | None = None) -> Found:
+    """Improves the bounds of lanes for so many steps; lanes that exceed their goal stop."""
+    count = len(lanes)
+    best = lanes[np.arange(count)]
+    bound = np.full(count, -np.inf, np.float32)
+    points = np.zeros(lanes.box[0].shape, np.float32)
+    scores = np.zeros(lanes.low.shape, np.float32)
+    going, work = np.arange(count), lanes[np.arange(count)]
+    lines = lines_of(form, work)
+    memory, units, first = None, None, None
+    for k in range(steps):
+        found = back(form, work, lines, aim)
+        if first is None:
+            units, first = found.units, found.bound
+        better = found.bound > bound[going]
+        some = going[better]
+        bound[some] = found.bound[better]
+        for name in ("below", "above", "force", "weights"):
+            getattr(best, name)[some] = getattr(work, name)[better]
+        points[some] = np.where(found.inputs > 0, *work.box)[better]
+        if aim is None:
+            scores[some] = scores_of(form, work, lines, found)[better]
+        left = ~(bound[going] > goal[going])
+        if k + 1 == steps or not left.any():
+            break
+        values, ends = forth(form, work, lines, found, aim)
+        if memory is None:
+            memory = _Memory(work)
+        if not left.all():
+            going, work, lines, memory = going[left], work[left], lines[left], memory.kept(left)
+            values, ends = values[left], ends[left]
+            aim = aim if aim is None else aim[left]
+            found = Pass(found.bound[left], {i: g[left] for i, g in found.blocks.items()},
+                         found.units[left], found.inputs[left])  # fmt: skip
+        _move(form, work, lines, found, values, ends, k, memory)
+    assert units is not None
+    assert first is not None
+    # Steps that hardly helped were too long.
+    helped = bound - first > WORTH * np.abs(first)
+    best.scale = np.clip(np.where(helped, LONGER, SHORTER) * best.scale, LEAST_SCALE, 1)
+    return Found(best, bound, points, scores, units)
+
+
+class _Memory:
+    """Running means of the slopes of forces and of their squares, for the ends that are held."""
+
+    def __init__(self, lanes: Lanes):
+        self.lane, self.neuron = np.nonzero(lanes.held)
+        self.mean = np.zeros(len(self.lane), np.float32)
+        self.square = np.zeros(len(self.lane), np.float32)
+
+    def kept(self, some: np.ndarray) -> "_Memory":
+        new = copy.copy(self)
+        mine = some[self.lane]
+        new.lane = (np.cumsum(some) - 1)[self.lane[mine]]
+        new.neuron, new.mean, new.square = self.neuron[mine], self.mean[mine], self.square[mine]
+        return new
+
+    def step(self, slope) -> np.ndarray:
+        self.mean = MEAN * self.mean + (1 - MEAN) * slope
+        self.square = SQUARE * self.square + (1 - SQUARE) * slope * slope
+        return self.mean / (np.sqrt(self.square) + 1e-12)
+
+
+def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, memory) -> None:
+    """One step of slopes, forces and weights, in place."""
+    # Powers of two, and not too small ones, so that half precision holds the slopes.
+    scale = np.exp2(np.floor(np.log2(lanes.scale)))[:, None]
+    size = np.maximum(SLOPE_STEPS[min(k, len(SLOPE_STEPS) - 1)] * scale, LEAST_STEP)
+    size = size.astype(np.float32)
+    for index, layer in form.layers.items():
+        if layer.maximum or index not in found.blocks:
+            continue
+        some, g = layer.some, found.blocks[index].reshape(len(lanes), -1)
+        x = values[:, some]
+        if layer.relu:
+            # Where a line below is used, its slope grows with x.
+            step = np.copysign(size, x)
+            step *= g > 0
+            step += lanes.below[:, some]
+            np.clip(step, 0, 1, out=step)
+            lanes.below[:, some] = step
+            bent = lines.over[:, some] > 0
+            np.copyto(lines.below[:, some], step, where=bent)
+        else:
+            _turn(layer, lanes, g, x, size)
+            low, high = lanes.low[:, some], lanes.high[:, some]
+            lines.below[:, some], lines.above[:, some] = lanes.below[:, some], lanes.above[:, some]
+            offsets(layer, low, high, (lines.below, lines.under, lines.above, lines.over))
+    if len(memory.lane):
+        _push(form, lanes, found, values, k, memory)
+    if lanes.weights.shape[1] > 1:
+        excess = np.einsum("bro,bo->br", lanes.rows, ends[:, : lanes.rows.shape[2]])
+        known = np.isfinite(lanes.limits)
+        excess = np.where(known, excess - np.where(known, lanes.limits, 0), 0)
+        unit = np.max(np.abs(excess), axis=1, keepdims=True) + 1e-12
+        grown = lanes.weights * np.exp(WEIGHT_STEP * DECAY**k * excess / unit)
+        lanes.weights[:] = grown / np.sum(grown, axis=1, keepdims=True)
+
+
+def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory) -> None:
+    """Forces grow where the end that they hold is not kept."""
+    at = memory.lane, memory.neuron
+    x, low, high, force, held = (
+        values[at],
+        lanes.low[at],
+        lanes.high[at],
+        lanes.force[at],
+        lanes.held[at],
+    )
+    at_zero = np.maximum(x - high, 0) + np.minimum(x - low, 0)
+    slope = np.where(force > 0, x - high, np.where(force < 0, x - low, at_zero))
+    # Where cotangents have vanished, forces have to grow all the same.
+    units = np.maximum(found.units, lanes.units)
+    unit = units[memory.lane, form.of_neuron[memory.neuron]]
+    unit = unit * lanes.scale[memory.lane]
+    new = force + FORCE_STEP * DECAY**k * unit * memory.step(slope)
+    new = np.where(held & 1, new, np.maximum(new, 0))
+    lanes.force[at] = np.where(held & 2, new, np.minimum(new, 0))
+
+
+def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
+    """Turns the used lines of a curve towards those that touch its hull at x."""
+    some = layer.some
+    low, high = lanes.low[:, some].astype(float), lanes.high[:, some].astype(float)
+    at = np.clip(x, low, high)
+    t = np.linspace(0, 1, SAMPLES)
+    xs = np.stack([low + (high - low) * share for share in t])
+    fs = values_at(layer, xs.reshape(-1, *low.shape[1:])).reshape(xs.shape)
+    for slopes, side in ((lanes.below, 1), (lanes.above, -1)):
+        used = g > 0 if side > 0 else g < 0
+        wanted = _hull_slope(xs, fs, at, side)
+        old = slopes[:, some]
+        slopes[:, some] = np.where(used, old + np.minimum(2 * size, 1) * (wanted - old), old)
+
+
+def _hull_slope(xs, fs, at, side: int) -> np.ndarray:
+    """The slope at a point of the lower (side 1) or upper hull of points on a curve."""
+    best, slope = np.full(at.shape, np.inf), np.zeros(at.shape)
+    for i in range(len(xs)):
+        for j in range(i + 1, len(xs)):
+            over = (xs[i] <= at) & (at <= xs[j]) & (xs[i] < xs[j])
+            chord = (fs[j] - fs[i]) / np.where(over, xs[j] - xs[i], 1)
+            value = side * (fs[i] + chord * (at - xs[i]))
+            better = over & (value < best)
+            best, slope = np.where(better, value, best), np.where(better, chord, slope)
+    return slope

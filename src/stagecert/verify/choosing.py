@@ -1,0 +1,91 @@
+"""Which neuron of a node to split, and where."""
+
+import numpy as np
+
+from stagecert.verify.nodes import Form, Lanes, Layer, Lines, Pass, back, lines_of
+from stagecert_check.functions import Activation
+
+LAST_RESORT = 1e-4  # the score of neurons whose relaxation loses nothing now, in proportion
+
+
+def values_at(layer: Layer, x) -> np.ndarray:
+    """The activation at points (many, entries): the middle of what encloses it."""
+    x = x.reshape(len(x), *layer.shape)
+    low, high = layer.function.image(x, x)
+    return (0.5 * low + 0.5 * high).reshape(len(x), -1)
+
+
+def split_points(form: Form, low, high) -> np.ndarray:
+    """(lanes, neurons): where each argument would be split: at a kink, or in the middle."""
+    cuts = 0.5 * low + 0.5 * high
+    for layer in form.layers.values():
+        some = layer.some
+        if layer.relu:
+            cuts[:, some] = 0
+        elif not layer.maximum:
+            kinks, sharp = kinks_of(layer.function)
+            best = cuts[:, some].copy()
+            off = np.full(best.shape, np.inf)
+            for kink in kinks:
+                away = np.abs(kink - cuts[:, some])
+                # A bend that is no corner attracts the split where it leaves two fair parts.
+                inside = (low[:, some] < kink) & (kink < high[:, some])
+                inside &= sharp | (away <= 0.25 * (high - low)[:, some])
+                nearer = inside & (away < off)
+                best, off = np.where(nearer, kink, best), np.where(nearer, away, off)
+            cuts[:, some] = best
+    return cuts
+
+
+def kinks_of(function: Activation) -> tuple[tuple[float, ...], bool]:
+    """Where an activation has its kinks or bends the other way; whether it is linear between."""
+    knots = getattr(function, "knots", None)
+    if knots is not None:
+        return tuple(before for before, _ in knots), True
+    return ((-3.0, 3.0) if function.kind == "hard_swish" else (0.0,)), False
+
+
+def scores_of(form: Form, lanes: Lanes, lines: Lines, found: Pass) -> np.ndarray:
+    """(lanes, neurons): how far the used lines are from the activation where it would be split."""
+    scores = np.zeros(lanes.low.shape, np.float32)
+    cuts = split_points(form, lanes.low, lanes.high) if form.curved else None
+    for index, layer in form.layers.items():
+        if index not in found.blocks or layer.maximum:
+            continue
+        some, g = layer.some, found.blocks[index].reshape(len(lanes), -1)
+        part = lines[:, some]
+        if layer.relu:
+            # Where a line below is used nothing is lost, but in the end even that may be split.
+            scores[:, some] = (np.maximum(-g, 0) + LAST_RESORT * (np.abs(g) + 1e-6)) * part.over
+        else:
+            assert cuts is not None
+            at = cuts[:, some].astype(float)
+            slope, offset = (
+                np.where(g > 0, part.below, part.above),
+                np.where(g > 0, part.under, part.over),
+            )
+            ends = lanes.low[:, some], lanes.high[:, some]
+            shaped = (x.astype(float).reshape(-1, *layer.shape) for x in ends)
+            bent = layer.function.bent(*shaped).reshape(g.shape)
+            bent &= (ends[0] < cuts[:, some]) & (cuts[:, some] < ends[1])
+            lost = np.abs(g * (values_at(layer, at) - slope * at - offset))
+            scores[:, some] = (lost + LAST_RESORT * 1e-6) * bent
+    return scores
+
+
+def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
+    """(lanes, picks, 2): bounds of the parts below and above after a split of each neuron picked.
+
+    By one pass back each, with the slopes and forces that there are.
+    """
+    found = np.empty((*picks.shape, 2), np.float32)
+    cuts = split_points(form, lanes.low, lanes.high)
+    at = np.arange(len(lanes))
+    for k in range(picks.shape[1]):
+        pick = picks[:, k]
+        for side, ends in enumerate((lanes.high, lanes.low)):
+            old = ends[at, pick]
+            ends[at, pick] = cuts[at, pick]
+            found[:, k, side] = back(form, lanes, lines_of(form, lanes)).bound
+            ends[at, pick] = old
+    return found

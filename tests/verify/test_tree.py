@@ -1,0 +1,222 @@
+"""The search through splits of neurons: against enumeration, gridding, and the checker."""
+
+import numpy as np
+import onnx
+import pytest
+from exact import dense, random_layers, row_text, smallest_violation, vnnlib
+from onnx import numpy_helper
+
+from stagecert.verify import complete, nodes, splitting, verify
+from stagecert.verify.ascent import ascend
+from stagecert.verify.choosing import parts_bounds, split_points
+from stagecert.verify.models import OpenModel
+from stagecert.verify.pruning import tried
+from stagecert.verify.queries import groups_of
+from stagecert_check import properties
+from stagecert_check.checker import Checker
+
+LOW, HIGH = [-1, -1], [1, 1]
+
+
+@pytest.fixture(autouse=True)
+def no_splits_of_inputs(monkeypatch):
+    """Inputs with few entries would be split themselves."""
+    monkeypatch.setattr(splitting, "LARGEST_DIMENSION", 0)
+
+
+def searched(model, text, tight: bool = False) -> complete.Complete:
+    """A finished search, without attacks."""
+    model = OpenModel(model)
+    wanted = properties.load(text)
+    _, groups = groups_of(model.network, wanted)
+    found = complete.Complete(Checker(model.program, wanted), groups)
+    open_ = [np.ones(len(group.numbers), bool) for group in groups]
+    if tight:
+        assert found.tighten(open_, lambda: False)
+    assert found.plant(open_, lambda: False)
+    assert found.tree is not None
+    for _ in range(2000):
+        found.tree.step()
+        if found.tree.done or found.tree.stuck:
+            break
+    return found
+
+
+def random_case(seed: int):
+    """A network, rows that must hold together, and how far they are from doing so."""
+    draw = np.random.default_rng(seed)
+    layers = random_layers(seed, (2, 4, 3, 3))
+    rows = [
+        (np.round(draw.normal(size=3), 2), np.round(draw.normal(size=2), 2), 0.0)
+        for _ in range(1 + seed % 3)
+    ]
+    return layers, rows, smallest_violation(layers, LOW, HIGH, rows)
+
+
+def shifted(rows, by: float) -> str:
+    text = "".join(row_text(a, c, round(b + by, 9)) for a, c, b in rows)
+    return vnnlib(LOW, HIGH, f"(and {text})", 3)
+
+
+@pytest.mark.parametrize("slack", [0.1, 1e-3, 1e-6])
+def test_random_networks_are_decided_as_enumeration_says(slack):
+    for seed in range(3):
+        layers, rows, least = random_case(seed)
+        none = verify(dense(layers), shifted(rows, least - slack), 60)
+        assert none.answer == "unsat", (seed, none.reason)
+        assert none.checked
+        some = verify(dense(layers), shifted(rows, least + slack), 60)
+        assert some.answer == "sat" or (some.answer == "unknown" and slack < 1e-5)
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_checker_refutes_every_leaf(tight):
+    splits = 0
+    for seed in range(4, 8):
+        layers, rows, least = random_case(seed)
+        text = shifted(rows, least - 0.02)
+        found = searched(dense(layers), text, tight)
+        assert found.tree is not None
+        assert found.tree.done
+        for tree in found.branches():
+            checker = Checker(found.program, properties.load(text))
+            assert tried(checker, tree).refuted.all()
+            splits += tree.leaves - 1
+    assert splits > 3
+
+
+def test_a_property_with_a_counterexample_is_never_refuted():
+    for seed in range(14, 18):
+        layers, rows, least = random_case(seed)
+        found = searched(dense(layers), shifted(rows, least + 1e-4))
+        assert found.tree is not None
+        assert not found.tree.done
+        assert found.tree.stuck
+
+
+def test_bounds_of_nodes_hold_at_their_points():
+    # Random splits, forces and slopes: the bound is below the objective at every point of the node.
+    layers, rows, _ = random_case(2)
+    model = OpenModel(dense(layers))
+    wanted = properties.load(shifted(rows, 0.0))
+    _, (group,) = groups_of(model.network, wanted)
+    found = complete.Complete(Checker(model.program, wanted), (group,))
+    assert found.plant([np.ones(1, bool)], lambda: False)
+    assert found.tree is not None
+    taken = found.tree.stack.pop(1)
+    draw, count, form = np.random.default_rng(0), 64, found.form
+    x = draw.uniform(-1, 1, (4000, 2))
+    first = x @ layers[0][0].T.astype(float) + layers[0][1]
+    second = np.maximum(first, 0) @ layers[1][0].T.astype(float) + layers[1][1]
+    y = np.maximum(second, 0) @ layers[2][0].T.astype(float) + layers[2][1]
+    values, ends = np.hstack([first, second]), np.hstack([y, x])
+    lanes = nodes.Lanes(
+        tuple(np.repeat(box, count, axis=0) for box in found.tree.boxes),
+        *(np.repeat(taken[name], count, axis=0) for name in ("low", "high", "held")),
+        np.repeat(found.tree.rows, count, axis=0), np.repeat(found.tree.limits, count, axis=0),
+        *(draw.random((count, form.neurons)).astype(np.float32) for _ in range(2)),
+        np.zeros((count, form.neurons), np.float32),
+        draw.random((count, len(rows))).astype(np.float32),
+        np.zeros((count, 2), np.float32), np.ones(count, np.float32),
+    )  # fmt: skip
+    side = draw.integers(0, 3, lanes.low.shape) * ((lanes.low < 0) & (lanes.high > 0))
+    lanes.held[:] = side
+    lanes.force[:] = draw.random(side.shape) * np.select([side == 1, side == 2], [-1, 1])
+    lanes.low[side == 1] = 0
+    lanes.high[side == 2] = 0
+    found_bounds = nodes.back(form, lanes, nodes.lines_of(form, lanes)).bound
+    better = ascend(form, lanes, 5, np.full(count, np.inf))
+    assert np.all(better.bound >= found_bounds)
+    met = 0
+    for k in range(count):
+        inside = np.all((values >= lanes.low[k] - 1e-9) & (values <= lanes.high[k] + 1e-9), axis=1)
+        met += int(inside.any())
+        # Forces lower the objective at points of the node, so the rows alone are enough.
+        for weights, bound in (
+            (lanes.weights[k], found_bounds[k]),
+            (better.lanes.weights[k], better.bound[k]),
+        ):
+            objective = ends[inside] @ (weights @ lanes.rows[k]) - weights @ lanes.limits[k]
+            assert np.all(objective >= bound - 1e-4)
+    assert met > 10
+    # Splitting can only help, with the same slopes and forces, where lines get tighter.
+    picks = np.argsort(-better.scores, axis=1)[:, :2]
+    parts = parts_bounds(form, better.lanes, picks)
+    assert np.isfinite(parts).all()
+    cuts = split_points(form, lanes.low, lanes.high)
+    assert np.all(cuts == 0)
+
+
+def smooth_model(kind: str, seed: int) -> tuple[onnx.ModelProto, list]:
+    layers = random_layers(seed, (2, 6, 5, 1))
+    layers = [(3 * w, b) for w, b in layers]
+    model = dense(layers)
+    for node in model.graph.node:
+        if node.op_type == "Relu":
+            node.op_type = kind
+            if kind == "Clip":
+                node.input.extend(["least", "most"])
+    if kind == "Clip":
+        for name, value in (("least", -0.5), ("most", 1.0)):
+            model.graph.initializer.append(
+                numpy_helper.from_array(np.array(value, np.float32), name)
+            )
+    return model, layers
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        ("Sigmoid", lambda x: 1 / (1 + np.exp(-x))),
+        ("Tanh", np.tanh),
+        ("LeakyRelu", lambda x: np.where(x > 0, x, np.float32(0.01) * x)),
+        ("Clip", lambda x: np.clip(x, -0.5, 1)),
+    ],
+)
+def test_other_activations_are_decided_as_a_fine_grid_says(kind, function):
+    model, layers = smooth_model(kind, 3)
+    grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 801)] * 2), axis=-1).reshape(-1, 2)
+    value = grid
+    for k, (w, b) in enumerate(layers):
+        value = value @ w.T.astype(float) + b
+        value = function(value) if k < len(layers) - 1 else value
+    least, spread = float(value.min()), float(np.ptp(value))
+    # Between two points of the grid the network moves by far less than this.
+    none = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 0.15 * spread:.6f})", 1), 120)
+    assert (none.answer, none.checked) == ("unsat", True), none.reason
+    some = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least + 0.01 * spread:.6f})", 1), 60)
+    assert some.answer == "sat"
+
+
+def test_leaves_that_the_checker_does_not_confirm_are_opened_again(monkeypatch):
+    layers, rows, least = random_case(5)
+    # Bounds that are nearly as good as needed pass in the search, and not in the checker.
+    monkeypatch.setattr(complete, "ROUNDING", -1e-3)
+    reopened = []
+    real = complete.Complete.reopen
+
+    def watched(self, open_):
+        reopened.append(open_)
+        real(self, open_)
+        assert self.tree is not None
+        self.tree.margin[:] = 1e-6
+
+    monkeypatch.setattr(complete.Complete, "reopen", watched)
+    found = verify(dense(layers), shifted(rows, least - 1e-3), 60)
+    assert (found.answer, found.checked) == ("unsat", True), found.reason
+    assert reopened
+
+
+def test_time_and_memory_limits_are_kept():
+    layers = random_layers(1, (30, 60, 60, 2))
+    low, high = [-1] * 30, [1] * 30
+    model = OpenModel(dense(layers))
+    wanted = properties.load(vnnlib(low, high, "(<= Y_0 -2)", 2))
+    _, groups = groups_of(model.network, wanted)
+    found = complete.Complete(Checker(model.program, wanted), groups, memory=1e-4)
+    assert found.plant([np.ones(1, bool)], lambda: False)
+    assert found.tree is not None
+    for _ in range(60):
+        found.tree.step()
+        assert len(found.tree.stack) <= found.tree.most + found.tree.batch
+    assert found.tree.seen > 60
