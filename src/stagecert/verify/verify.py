@@ -51,7 +51,7 @@ STEPS_AN_ATTACK = 6
 TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
-SMALL, FIRST_TREE_STEPS = 2500, 30
+SMALL, FIRST_TREE_STEPS = 10_000, 30
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -417,7 +417,7 @@ class Verification:
             ]
             if self._small():
                 first = [self._bound_by_checker, lambda: self._search_tree(FIRST_TREE_STEPS)]
-            steps += [*first, lambda: self._attack(attack.SECOND), self._search_tree]
+            steps += [*first, lambda: self._attack(attack.SHORT), self._search_tree]
         else:
             steps += [
                 lambda: self._bound("ibp"),
