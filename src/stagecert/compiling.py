@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+CACHE = "jax_compilation_cache_dir"
+
 
 def use_compilation_cache(folder: str | os.PathLike | None = None) -> Path:
     """Lets JAX keep compiled programs in a folder; returns it.
@@ -23,7 +25,7 @@ def use_compilation_cache(folder: str | os.PathLike | None = None) -> Path:
     """
     folder = _default() if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update(CACHE, str(folder))
     # Many of our programs compile in less than a second, and there are many of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -34,7 +36,7 @@ def use_compilation_cache(folder: str | os.PathLike | None = None) -> Path:
 
 def keep_programs() -> Path | None:
     """Uses the default folder unless JAX has another one; None where that cannot be written."""
-    given = jax.config.jax_compilation_cache_dir
+    given = getattr(jax.config, CACHE)
     if given is not None:
         return Path(given)
     try:

@@ -144,6 +144,8 @@ def _of(call: Call, x: Any, origin: Value, depth: int = 0) -> Pieces:
         numbers = set(x.reshape(-1).tolist()) if x.dtype == np.float64 else set()
         if len(numbers) != 1 or not math.isfinite(min(numbers)):
             raise Refused("reads constants that are not one exact number")
+        if np.broadcast_shapes(x.shape, origin.shape) != origin.shape:
+            raise Refused("reads a constant with more entries than the value")
         return _straight(_ZERO, Fraction(numbers.pop()))
     if not isinstance(x, Value) or x.shape != origin.shape or depth > _DEEPEST:
         raise Refused("reads what is no known function of one value")

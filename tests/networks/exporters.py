@@ -34,6 +34,12 @@ class Graph:
         self.constants.append(numpy_helper.from_array(array, f"n{len(self.constants)}"))
         return self.constants[-1].name
 
+    def shape(self, *lengths: int) -> str:
+        """A constant of whole numbers."""
+        name = f"n{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.array(lengths, np.int64), name))
+        return name
+
     def model(self, output: str, opset: int) -> onnx.ModelProto:
         """The model of one input and this output."""
         ends = [

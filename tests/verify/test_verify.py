@@ -12,6 +12,7 @@ from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 from stagecert.errors import ProblemError
 from stagecert.networks import load
 from stagecert.verify import Verification, verify
+from stagecert.verify.complete import Complete
 from stagecert.verify.queries import groups_of
 from stagecert.verify.replay import Float32Box, Replay
 from stagecert_check import properties
@@ -236,6 +237,10 @@ def test_bounds_that_are_not_finite_prove_nothing(bad, monkeypatch):
     model, text = dense(random_layers(0)), vnnlib(LOW, HIGH, "(<= Y_0 -1000)", 3)
     assert verify(model, text, 2).answer in ("unknown", "timeout")
     monkeypatch.setattr(splitting, "LARGEST_DIMENSION", 0)
+    monkeypatch.setattr(Complete, "_bounds", lambda self, facts, rows: np.full(len(rows), bad))
+    (case,) = verify(model, text, 60).cases
+    assert (case.refuted, case.how) == (True, "tree")
+    monkeypatch.setattr(Verification, "_plantable", lambda self: False)
     assert verify(model, text, 2).answer in ("unknown", "timeout")
 
 

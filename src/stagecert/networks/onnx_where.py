@@ -126,7 +126,10 @@ def _function(call: Call, x: Any, root: Value, depth: int = 0) -> Function | Non
     """What x is as a function of the root's entries; None if it is none that is known."""
     if isinstance(x, CONSTANT):
         number = enclosures.uniform(x)
-        return None if number is None else _line(Fraction(0), number)
+        # A constant of another shape would make the result larger than the root.
+        if number is None or np.broadcast_shapes(x.shape, root.shape) != root.shape:
+            return None
+        return _line(Fraction(0), number)
     if not isinstance(x, Value) or x.shape != root.shape or depth > DEEPEST:
         return None
     origin, slope, offset = call.affine(x)

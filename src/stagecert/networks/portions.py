@@ -196,7 +196,7 @@ def through(
         lines: those of the rows; None: those of their boxes.
     """
     sight = view.sight
-    g = sum(cotangents[1:], start=cotangents[0])
+    g: Any = sum(cotangents[1:], start=cotangents[0])
     of_boxes = None
     if known.lines is not None and lines is None:
         of_boxes = jax.tree.map(lambda x: _seen(x, view.block[0], portion), known.lines)  # type: ignore
@@ -236,14 +236,14 @@ def forward(
     known, curve = of_boxes
     assert view.block is not None
     window, shape = view.block
-    g = sum(cotangents[1:], start=cotangents[0])
+    g: Any = sum(cotangents[1:], start=cotangents[0])
     # Where nothing pulls, the block stays where it is.
     still = jnp.where(state.count == 0, 1.0, state.fractions)
     corner = jnp.where(g > 0, 0.0, jnp.where(g < 0, 1.0, still))
 
     def one(seen, place, sources, corner, fractions, memory):
         curve, (span, constant) = seen
-        there = inside(window, shape, place) if window.leaves(shape) else None
+        there = inside(window, shape, place)
 
         def row(sources, corner, fractions, memory):
             x = view.sight.run(layer.segment, sources, place) + constant
@@ -259,11 +259,10 @@ def forward(
             lines = lines_at(curve.wedge, x, weights, span)
             fractions = (1 - state.share) * fractions + state.share * corner
             block = (1 - fractions) * lower + fractions * upper
-            if there is not None:
-                block = jnp.where(there, block, 0)
-                lines = jax.tree.map(
+            if window.leaves(shape):
+                block, lines = jax.tree.map(
                     lambda s: jnp.where(there if s.ndim == there.ndim else there[..., None], s, 0),
-                    lines,
+                    (block, lines),
                 )
             return block, lines, fractions, (tuple(below), tuple(above))
 
@@ -304,6 +303,7 @@ def first_state(view: View, curve: Curve, like: tuple[int, ...]) -> State:
 def finish(sets: AbstractSet, goal: Goal, portion: Rows, cotangents: tuple):
     """The bounds; if `goal.full` also the coefficients of the inputs, and the minimisers."""
     entries = sum(map(math.prod, goal.shapes))
+    assert portion.sums is not None
     of_inputs = tuple(
         sum(some[1:], start=some[0])
         if some

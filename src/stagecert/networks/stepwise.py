@@ -182,7 +182,8 @@ class Passes:
         return (low, high), bent, Known(span, constant, None)
 
     def _append(self, index: int, known: Known, interval) -> None:
-        image, size, lines, curve = block_of(self.layers[index], *interval, known.span)
+        low, high = interval
+        image, size, lines, curve = block_of(self.layers[index], low, high, known.span)
         self.known.append(Known(known.span, known.constant, lines))
         self.curves.append(curve)
         self.pairs[False, index], self.sizes[False, index] = image, size
@@ -350,6 +351,7 @@ class Passes:
             where = self._both_ends(start, np.zeros(len(e), int), e, some.stop - some.start)
             way = self._back(start, *where, full=True)
             lines = self._searched(start, where, way, steps)[1]
+            assert lines is not None
             found.append(
                 [
                     tuple(np.asarray(x)[: len(e)] for x in (line.low_slope, line.high_slope))

@@ -64,7 +64,10 @@ class Window:
 
     def begin(self, place) -> list:
         """Where the window of the neuron at a place begins."""
-        return [axis.start + axis.step * place[axis.along] for axis in self.axes]
+        return [
+            axis.start + axis.step * place[axis.along] if axis.step else jnp.int32(axis.start)
+            for axis in self.axes
+        ]
 
     def margins(self, shape: tuple[int, ...]) -> list[tuple[int, int]]:
         """By how many entries windows leave an array of this shape on either side."""

@@ -91,7 +91,16 @@ class Damped(AbstractSolver):
             nowhere = Crossing(jnp.zeros_like(infinity), jnp.array(-1), jnp.array(-1))
             proposal = Proposal(point, slopes, jnp.ones_like(infinity))
             zero = jnp.zeros((), jnp.int32)
-            found = Report(point, infinity, nowhere, -infinity, proposal, zero, jnp.array(False))
+            found = Report(
+                point,
+                infinity,
+                nowhere,
+                -infinity,
+                proposal,
+                zero,
+                jnp.array(False),
+                jnp.array(True),
+            )
             corner = point
         memory = jax.tree.map(first_memory, data, is_leaf=is_datum)
         return DampedState(point, corner, memory, jnp.zeros((), jnp.int32)), found

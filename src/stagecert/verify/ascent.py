@@ -26,7 +26,7 @@ FORCE_STEP, DECAY = 2.0, 0.85
 WEIGHT_STEP = 0.5
 # How the steps of a node's parts differ from its own, if these improved its bound by that share.
 LONGER, SHORTER, WORTH = np.float32(2.0), np.float32(0.5), 1e-3
-LEAST_STEP, LEAST_SCALE = 2.0**-10, np.float32(2.0**-8)
+LEAST_STEP, LEAST_SCALE, MOST_SCALE = 2.0**-10, np.float32(1 / 16), np.float32(8)
 MEAN, SQUARE = 0.7, 0.9  # what forces remember of earlier slopes, and of their squares
 SAMPLES = 8  # points of a curve that stand for it where a slope is chosen
 
@@ -89,7 +89,7 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
     assert first is not None
     # Steps that hardly helped were too long.
     helped = bound - first > WORTH * np.abs(first)
-    best.scale = np.clip(np.where(helped, LONGER, SHORTER) * best.scale, LEAST_SCALE, 1)
+    best.scale = np.clip(np.where(helped, LONGER, SHORTER) * best.scale, LEAST_SCALE, MOST_SCALE)
     return Found(best, bound, points, scores, units)
 
 
@@ -117,7 +117,7 @@ class _Memory:
 def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, memory) -> None:
     """One step of slopes, forces and weights, in place."""
     # Powers of two, and not too small ones, so that half precision holds the slopes.
-    scale = np.exp2(np.floor(np.log2(lanes.scale)))[:, None]
+    scale = np.exp2(np.minimum(np.floor(np.log2(lanes.scale)), 0))[:, None]
     size = np.maximum(SLOPE_STEPS[min(k, len(SLOPE_STEPS) - 1)] * scale, LEAST_STEP)
     size = size.astype(np.float32)
     for index, layer in form.layers.items():

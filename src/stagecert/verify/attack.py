@@ -1,6 +1,7 @@
 """Looking for counterexamples: projected gradient descent from many points at once."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -112,10 +113,10 @@ def start_points(lower, upper, restarts: int, draw: np.random.Generator, first: 
 class Pace(eqx.Module):
     """A plan's numbers: arrays, so that all plans share one compiled program."""
 
-    rate: np.ndarray
-    steps: np.ndarray
-    momentum: np.ndarray
-    spread: np.ndarray
+    rate: Any
+    steps: Any
+    momentum: Any
+    spread: Any
 
 
 @eqx.filter_jit

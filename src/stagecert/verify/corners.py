@@ -99,11 +99,11 @@ def _values(program: Program, form: Form, lane: Lanes, points):
             arguments.append(x.reshape(count, -1))
             ends = [y[:, layer.some].astype(float).reshape(1, *layer.shape)
                     for y in (lane.low, lane.high)]  # fmt: skip
-            slope, _ = layer.function.slopes(*ends)
+            slope, _ = layer.function.slopes(ends[0], ends[1])
             value = slope * x
             if layer.maximum:
                 value = value.sum(axis=-1)
-            value = value + layer.function.offset(*ends, slope, 1)
+            value = value + layer.function.offset(ends[0], ends[1], slope, 1)
         elif isinstance(node.operation, Shift):
             value = values[node.arguments[0]] + np.asarray(node.operation.constant, float)
         else:

@@ -190,7 +190,7 @@ def offsets(layer: Layer, low, high, lines) -> None:
     ends = [x.astype(float).reshape(count, *layer.shape) for x in (low, high)]
     for slopes, offsets, side in ((lines[0], lines[1], 1), (lines[2], lines[3], -1)):
         given = slopes[:, some].astype(float).reshape(count, *layer.shape)
-        found = layer.function.offset(*ends, given, side)
+        found = layer.function.offset(ends[0], ends[1], given, side)
         if layer.maximum:
             part = np.zeros((count, *layer.shape), np.float32)
             part[..., 0] = found
@@ -267,6 +267,7 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
             bound += _inner(g, node.operation.constant)
             send(node.arguments[0], g)
         else:
+            assert node.operation is not None
             shapes = [nodes[k].shape for k in node.arguments]
             for k, part in zip(node.arguments, node.operation.transposed(g, shapes), strict=True):
                 send(k, part)

@@ -84,8 +84,8 @@ class SlopeSearch:
         """Slopes of the first layers as a certificate holds them, for arguments in given boxes."""
         operations = [self.checker.program.nodes[k].operation for k in self.checker.activations]
         return [
-            _slopes(operation, *pair, box)
-            for pair, operation, box in zip(slopes, operations, arguments, strict=False)
+            _slopes(operation, low, high, box)
+            for (low, high), operation, box in zip(slopes, operations, arguments, strict=False)
         ]
 
 

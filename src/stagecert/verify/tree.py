@@ -189,7 +189,7 @@ class Tree:
         if whole:
             first = taken["depth"] == 0
             self.units[root[first]] = found.units[first]
-        refuted = found.bound > margin
+        refuted = np.isfinite(found.bound) & (found.bound > margin)
         self.seen += len(root)
         self.worst = float(np.min(found.bound))
         for k in np.flatnonzero(~refuted & ~(found.scores > 0).any(axis=1)):

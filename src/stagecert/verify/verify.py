@@ -568,10 +568,11 @@ class Verification:
 
     def _split_network(self) -> Split:
         """The network, cut at its activations, as float64 arrays."""
-        if self.parts is None:
+        parts = self.parts
+        if parts is None:
             with jax.enable_x64(True):
-                self.parts = as_arrays(split(self.network), jnp.float64)
-        return self.parts
+                parts = self.parts = as_arrays(split(self.network), jnp.float64)
+        return parts
 
     def _by_passes(self, how: str, chosen: list[int], picks: list) -> "_Bounded | None":
         """One pass back, on intervals or on intervals that passes back have tightened."""

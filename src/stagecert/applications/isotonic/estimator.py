@@ -147,7 +147,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
         """Predicts by the monotone extension of the fit."""
         check_is_fitted(self)
         with _NamedEntries(X=X):
-            X = _column(X) if self.n_features_in_ == 1 else X
+            X = _column(X) if getattr(self, "n_features_in_", None) == 1 else X
             checked: Any = validate_data(self, X, dtype=np.float64, reset=False)
         points = self._oriented(checked)
         if not self._by_coordinates():
@@ -186,7 +186,7 @@ class IsotonicRegression(RegressorMixin, BaseEstimator):
                 raise ProblemError("With comparisons, increasing must be True; turn the pairs.")
             return [True]
         single = given is None or isinstance(given, str) or np.ndim(given) == 0
-        each = [given] * features if single else list(given)
+        each = [given] * features if single else list(given)  # type: ignore
         if len(each) != features:
             raise ProblemError(
                 f"increasing has {len(each)} entries, but there are {features} features."

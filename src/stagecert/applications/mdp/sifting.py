@@ -30,7 +30,7 @@ def can_sift(search: Search) -> bool:
 def few_rows_matter(search: Search) -> bool:
     """Whether a programme of the rows that matter where the search stands is not too large."""
     none = np.zeros(search.mdp.shape, bool)
-    return np.count_nonzero(_grown(search, none, search.x, search.gap)) <= _MOST_ROWS
+    return int(np.count_nonzero(_grown(search, none, search.x, search.gap))) <= _MOST_ROWS
 
 
 def sift(search: Search) -> bool:
