@@ -130,7 +130,10 @@ def _resize(operator: str):
 
 
 def _shrink(w: Writer) -> None:
-    numbers = {"lambd": w.draw.choice((None, 0.0, 1.0)), "bias": w.draw.choice((None, 0.5, -1.0))}
+    numbers: dict[str, Any] = {
+        "lambd": w.draw.choice((None, 0.0, 1.0)),
+        "bias": w.draw.choice((None, 0.5, -1.0)),
+    }
     w.emit("Shrink", [w.pick()], **numbers)
 
 

@@ -429,7 +429,7 @@ class Planner:
             if source in wanted:
                 final[source] = self._final(source, wanted[source])
                 argument = final[source]
-                if isinstance(layer.operation, op.Max):
+                if isinstance(layer.operation, op.Joint):
                     entries = layer.segment.shape(self.read(layer.segment))[-1]
                     argument = argument.like([*argument.axes, Stretch(0, entries)])
                 steps.append((index, through(layer.segment, argument)))
