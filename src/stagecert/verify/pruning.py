@@ -5,7 +5,7 @@ side of a split needs it, the other side goes with the split. Whether that is so
 nothing is left out but what it has refuted in another way.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,20 +42,18 @@ def tried(
     arrays = Arrays()
     tasks = checker.tasks(tree.case, arrays.tree(tree))
     bounds, refuted = np.full(tree.leaves, np.nan), np.zeros(tree.leaves, bool)
-    for task, bound, refutes in _asked(checker, arrays, tasks, tree.leaves, watch):
-        bounds[task.number], refuted[task.number] = bound, refutes
+    with np.errstate(all="ignore"):
+        for done, (task, bound, refutes) in enumerate(_asked(checker, arrays, tasks), 1):
+            bounds[task.number], refuted[task.number] = bound, refutes
+            watch(done, tree.leaves)
     return Tried(bounds, refuted)
 
 
-def _asked(checker: Checker, arrays: Arrays, tasks, count: int, watch) -> Iterator:
-    """(task, bound, whether it refutes) of all tasks, as they are done."""
-    done = 0
-    with np.errstate(all="ignore"):
-        for some, found in checker.bounds(arrays, tasks):  # type: ignore
-            for task, bound in zip(some, found, strict=True):
-                yield task, float(bound), checker.refutes(task, bound)
-            done += len(some)
-            watch(done, count)
+def _asked(checker: Checker, arrays: Arrays, tasks: Iterable[Task]) -> Iterator:
+    """(task, bound, whether it refutes) of tasks, as they are done."""
+    for some, found in checker.bounds(arrays, tasks):  # type: ignore
+        for task, bound in zip(some, found, strict=True):
+            yield task, float(bound), checker.refutes(task, bound)
 
 
 @dataclass(eq=False)
@@ -83,40 +81,34 @@ class _Node:
 Way = tuple[tuple[int, float, int], ...]  # (axis, cut, side) from the root
 
 
-class _Enough(Exception):
-    pass
-
-
 def pruned(checker: Checker, tree: Branches, late: Callable[[], bool] = lambda: False) -> Branches:
     """A tree whose leaves are all refuted, with fewer of them if possible.
 
     Once it is `late`, what has been reached is enough.
     """
-
-    def watch(*_) -> None:
-        if late():
-            raise _Enough
-
-    pruner = _Pruner(checker, tree, watch)
-    try:
-        while pruner.round(lambda part, _: part.parts is None):
+    pruner = _Pruner(checker, tree, late)
+    with np.errstate(all="ignore"):
+        while not late() and pruner.round(lambda part, _: part.parts is None):
             pass
         for _ in range(_PASSES):
-            # Forces that are zero on all leaves of a part: they may do without the split above it.
-            pruner.round(lambda part, place: place is not None and not any(
-                leaf.forces[place] for leaf in part.leaves()))  # fmt: skip
-    except _Enough:
-        pass
+            if not late():
+                pruner.round(_unused)
     return pruner.tree()
 
 
+def _unused(part: _Node, place: int | None) -> bool:
+    """Whether all leaves of a part have no force at a place: they may do without the split."""
+    return place is not None and not any(leaf.forces[place] for leaf in part.leaves())
+
+
 class _Pruner:
-    def __init__(self, checker: Checker, given: Branches, watch):
-        self.checker, self.given, self.watch = checker, given, watch
+    def __init__(self, checker: Checker, given: Branches, late: Callable[[], bool]):
+        self.checker, self.given, self.late = checker, given, late
         self.arrays = Arrays()
         self.everywhere = self.arrays.tree(given).all
         inputs = checker.wanted.cases[given.case].inputs
         self.box = np.array(inputs.lower64, float), np.array(inputs.upper64, float)
+        self.boxes: dict[Way, tuple[np.ndarray, np.ndarray]] = {}  # by cuts; tasks share them
         self.root, row, used = _Node(), 0, 0
         stack = [(self.root, 0)]
         for axis, cut in zip(given.axes.tolist(), given.cuts.tolist(), strict=True):
@@ -155,7 +147,7 @@ class _Pruner:
         changed: set[int] = set()
         for node, part, place, tasks in tries:
             # Parents come first: what is below a node that changed is another tree now.
-            if id(node) not in changed and all(refuted[id(task)] for task in tasks):
+            if id(node) not in changed and all(id(task) in refuted for task in tasks):
                 for leaf in part.leaves():
                     leaf.settled = False
                     leaf.forces = _without(leaf.forces, place)
@@ -176,10 +168,7 @@ class _Pruner:
 
     def _task(self, way: Way, leaf: _Node, place: int | None) -> Task:
         """A leaf with another way to it, and without the force at a place."""
-        low, high = (x.copy() for x in self.box)
-        for axis, cut, side in way:
-            if not self._is_neuron(axis):
-                (high if side == BELOW else low)[axis] = cut
+        low, high = self._box(tuple(step for step in way if not self._is_neuron(step[0])))
         splits = [step for step in way if self._is_neuron(step[0])]
         path = Path(
             np.array([axis - len(low) for axis, _, _ in splits], np.int64),
@@ -190,10 +179,23 @@ class _Pruner:
         multipliers = tuple(self.given.multipliers[leaf.row].tolist())
         return Task(self.given.case, leaf.row, low, high, multipliers, self.everywhere, path)
 
-    def _refuted(self, tasks: Sequence[Task]) -> dict[int, bool]:
-        """Which tasks the checker refutes, by their ids."""
-        asked = _asked(self.checker, self.arrays, tasks, len(tasks), self.watch)
-        return {id(task): refutes for task, _, refutes in asked}
+    def _box(self, cuts: Way) -> tuple[np.ndarray, np.ndarray]:
+        if cuts not in self.boxes:
+            low, high = (x.copy() for x in self.box)
+            for axis, cut, side in cuts:
+                (high if side == BELOW else low)[axis] = cut
+            self.boxes[cuts] = low, high
+        return self.boxes[cuts]
+
+    def _refuted(self, tasks: Sequence[Task]) -> set[int]:
+        """The ids of those tasks that the checker refutes before it is late."""
+        found = set()
+        for task, _, refutes in _asked(self.checker, self.arrays, tasks):
+            if refutes:
+                found.add(id(task))
+            if self.late():
+                break
+        return found
 
     def tree(self) -> Branches:
         """What is left."""
