@@ -233,7 +233,7 @@ def test_constraints_that_are_not_convex_are_errors():
         (sc.Constraint(lambda b, s, z: s - b, np.array([np.nan, 0])), "params is not finite"),
         (sc.Constraint(squares, tolerance=-1.0), "tolerance must be a finite number >= 0"),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_bad_constraints(constraint, message):
     ones = np.ones(2)

@@ -174,7 +174,8 @@ def _print(console: Console, lines: list[Line], out: Path | None) -> None:
     console.print(
         "unsat: proven, no input violates the property. sat: the input below does, ONNX Runtime "
         "says so. unknown: neither was found.\n"
-        "bound: proven, no input has a smaller margin; above zero, the property holds. met: the "
+        "bound: proven over the whole box, no input has a smaller margin; above zero, the property "
+        "holds. by: tree is proven on the parts of a tree of splits of neurons. met: the "
         "smallest margin that the search met. gap: how far they are apart; the search ends as "
         "soon as a property is decided.\n"
         "Certificates were checked by code that shares nothing with the search but the reader of "
