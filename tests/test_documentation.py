@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import runpy
 from pathlib import Path
 from types import ModuleType
 
@@ -122,3 +123,9 @@ def test_every_module_has_its_row():
     modules = {path.stem for path in sources.glob("*.py")} - {"__init__"}
     packages = {path.parent.name for path in sources.glob("*/__init__.py")}
     assert listed == modules | packages | {"stagecert_check"}
+
+
+def test_the_lines_of_the_checker_are_counted():
+    script = runpy.run_path(str(ROOT / "scripts" / "count_checker.py"))
+    page = (DOCS / "certificates.md").read_text(encoding="utf-8")
+    assert script["written"](page) == page, "run scripts/count_checker.py"

@@ -58,10 +58,14 @@ def _raw(path) -> bytes:
 
 
 def _limited(path, file) -> bytes:
-    data = file.read(_LARGEST_FILE + 1)
-    if len(data) > _LARGEST_FILE:
-        raise ProblemError(f"{path}: larger than 2 GiB.")
-    return data
+    parts, size = [], 0
+    # Piece by piece: to read up to a limit at once takes the memory of the limit.
+    while part := file.read(2**20):
+        parts.append(part)
+        size += len(part)
+        if size > _LARGEST_FILE:
+            raise ProblemError(f"{path}: larger than 2 GiB.")
+    return b"".join(parts)
 
 
 def model_contents(path) -> Model:

@@ -231,12 +231,16 @@ def _contents(path: Path) -> bytes:
     # Protocol buffers end at 2 GiB: whatever is larger is no model.
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            data = file.read(LARGEST + 1)
+            # Piece by piece: to read up to a limit at once takes the memory of the limit.
+            parts, size = [], 0
+            while size <= LARGEST and (part := file.read(2**20)):
+                parts.append(part)
+                size += len(part)
     except (OSError, EOFError, zlib.error) as error:
         raise ProblemError(f"The file {path} cannot be read: {_text(error)}") from error
-    if len(data) > LARGEST:
+    if size > LARGEST:
         raise ProblemError(f"The file {path} is larger than 2 GiB, which no ONNX model is.")
-    return data
+    return b"".join(parts)
 
 
 class _Unknown:
