@@ -18,8 +18,8 @@ import pytest
 from exact import dense, random_layers, vnnlib
 
 from stagecert.cli import compiling
+from stagecert.verify import CaseBounds, Verdict
 from stagecert.verify.replay import Counterexample
-from stagecert.verify.verify import CaseBounds, Verdict
 
 # The package's name for the function hides the module.
 command = importlib.import_module("stagecert.cli.verify")
@@ -92,6 +92,11 @@ def verdict_of(answer, cases=(), counterexample=None) -> Verdict:
 
 def case_of(number, bound, nearest, refuted=False) -> CaseBounds:
     return CaseBounds(number, refuted, None, None, np.array([bound]), bound, -bound, nearest)
+
+
+def test_verdicts_show_themselves_in_a_line():
+    known = verdict_of("unknown", (case_of(0, -1.0, 2.0), case_of(1, 1.0, 2.0, refuted=True)))
+    assert repr(known) == "Verdict(unknown, 1 of 2 cases refuted, 1 s: Because.)"
 
 
 def test_unknown_says_what_is_missing(monkeypatch):

@@ -1,0 +1,153 @@
+"""What is answered about a property: the verdict, and what is known of each of its cases."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from stagecert.verify.proving import Certified
+from stagecert.verify.replay import Counterexample
+
+Answer = Literal["unsat", "sat", "unknown", "timeout"]
+
+
+@dataclass(frozen=True, eq=False)
+class CaseBounds:
+    """What is known of one case of the property.
+
+    Attributes:
+        case: its number in `Property.cases`.
+        refuted: whether the bounds of the search prove that no point belongs to the case.
+        how: what refuted it: "ibp" (one pass back on intervals), "backward" (on intervals that
+            passes back have tightened), "nonconvex", "optimised", "splitting" (of the inputs) or
+            "tree" (of splits of neurons).
+        row: the row that did, as an index into the case's output rows followed by the rows of its
+            inputs; None if there is none, or if different boxes needed different rows.
+        bounds: for each of these rows a certified lower bound of row - bound over the whole box.
+        proven: a certified lower bound on the violation, the largest row - bound at any point: the
+            best of `bounds`, or the least that was proven on the parts of a box that was split.
+        shortfall: how far the best of these bounds is from deciding the case; zero if it does.
+        nearest: the smallest violation met: the largest row - bound at the best point. A
+            counterexample has at most zero. Computed in single precision. Where the rows of a case
+            have coefficients of different sizes, each row counts as if its largest one were about
+            one.
+    """
+
+    case: int
+    refuted: bool
+    how: str | None
+    row: int | None
+    bounds: np.ndarray
+    proven: float
+    shortfall: float
+    nearest: float
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The answer to "is there a counterexample?".
+
+    Attributes:
+        answer: "unsat" (proven: there is none; see `checked`), "sat" (there is one, replayed in
+            ONNX Runtime), "unknown", or "timeout".
+        counterexample: for "sat".
+        cases: what is known of each case.
+        seconds: how long it took.
+        reason: one sentence about an answer that decides nothing, or about how it was decided.
+        boxes: how many boxes were bounded by splitting, or nodes of the tree of splits.
+        certified: the certificate of "unsat", with what the checker said of it; None if the answer
+            is another one or was not to be checked.
+        objection: why the checker did not accept a proof that the search believes in: the answer
+            is then "unknown". `rejected` tells whether that is a fault of this program.
+        rejected: the checker understood the model, and did not accept the proof.
+    """
+
+    answer: Answer
+    counterexample: Counterexample | None
+    cases: tuple[CaseBounds, ...]
+    seconds: float
+    reason: str
+    boxes: int = 0
+    certified: Certified | None = None
+    objection: str | None = None
+    rejected: bool = False
+
+    @property
+    def checked(self) -> bool:
+        """Whether the checker has accepted a certificate of the answer, which is "unsat"."""
+        return self.certified is not None
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The certificate that the checker accepted: what its file holds."""
+        return None if self.certified is None else self.certified.certificate
+
+    @property
+    def decided(self) -> bool:
+        """Whether the answer is "unsat" or "sat"."""
+        return self.answer in ("unsat", "sat")
+
+    @property
+    def standing(self) -> str | None:
+        """How far an answer that decides nothing is from a proof; None if there is no such case."""
+        left = [one for one in self.cases if not one.refuted]
+        if self.decided or not left:
+            return None
+        worst = max(left, key=lambda one: one.shortfall)
+        if not np.isfinite(worst.proven):
+            text = f"Case {worst.case} has no bound yet"
+        else:
+            text = (
+                f"The weakest bound is {worst.proven:.4g} (case {worst.case}), "
+                f"{worst.shortfall:.4g} short of a proof"
+            )
+        nearest = min(one.nearest for one in left)
+        if np.isfinite(nearest):
+            text += f"; the input nearest to a counterexample misses by {nearest:.4g}"
+        return text + "."
+
+    def __repr__(self) -> str:
+        refuted = sum(one.refuted for one in self.cases)
+        known = f"{refuted} of {len(self.cases)} cases refuted"
+        if self.counterexample is not None:
+            known = f"counterexample to case {self.counterexample.case}"
+        checked = ", checked" if self.checked else ""
+        return f"Verdict({self.answer}{checked}, {known}, {self.seconds:.3g} s: {self.reason})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as plain data, for JSON; numbers that are not finite become None."""
+        point = self.counterexample
+        return {
+            "answer": self.answer,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "boxes": self.boxes,
+            "checked": self.checked,
+            "proving_seconds": self.certified and round(self.certified.proving, 3),
+            "checking_seconds": self.certified and round(self.certified.checking, 3),
+            "counterexample": None
+            if point is None
+            else {
+                "inputs": [float(v) for v in point.inputs],
+                "outputs": [float(v) for v in point.outputs],
+                "case": point.case,
+                "tolerance": point.tolerance,
+            },
+            "cases": [
+                {
+                    "case": one.case,
+                    "refuted": one.refuted,
+                    "how": one.how,
+                    "row": one.row,
+                    "bounds": [_plain(v) for v in one.bounds],
+                    "proven": _plain(one.proven),
+                    "shortfall": _plain(one.shortfall),
+                    "nearest": _plain(one.nearest),
+                }
+                for one in self.cases
+            ],
+        }
+
+
+def _plain(value) -> float | None:
+    return float(value) if np.isfinite(value) else None
