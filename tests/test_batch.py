@@ -1,5 +1,6 @@
 """Batches: the same answers as one by one, whatever leaves the batch when."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_solve import random_linear_problem
@@ -146,6 +147,8 @@ def test_bad_batches_are_refused(some):
     other, _ = random_linear_problem(0, width=5)
     with pytest.raises(sc.ProblemError, match="different shapes"):
         sc.solve_batch([problems[0], other])
-    broken = sc.Problem(sc.Box(np.ones(3), np.zeros(3)), problems[0].stages, problems[0].objective)
+    # Of NumPy's arrays such a box is refused by itself; JAX's may be those of a batch.
+    empty = sc.Box(jnp.ones(3), jnp.zeros(3))
+    broken = sc.Problem(empty, problems[0].stages, problems[0].objective)
     with pytest.raises(sc.ProblemError, match="Problem 1 of the batch: Box is empty"):
         sc.solve_batch([problems[0], broken])

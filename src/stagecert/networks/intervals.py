@@ -27,7 +27,7 @@ def unbounded_if_nan(low, high):
 def segment_interval(segment: Segment, inputs: tuple, blocks: tuple):
     """(low, high) of a segment's output where inputs and blocks are (low, high) pairs."""
     if not segment.nodes:  # nothing is rounded: what is not negative stays so
-        return segment.pick(inputs, blocks)[segment.output]
+        return unbounded_if_nan(*segment.pick(inputs, blocks)[segment.output])
     intervals = [_centred(*pair) for pair in segment.pick(inputs, blocks)]
     for node in segment.nodes:
         operation, weights = node.operation, node.weights
