@@ -23,6 +23,16 @@ hypothesis.settings.register_profile("same", deadline=None, print_blob=True, der
 hypothesis.settings.load_profile(os.environ.get("STAGECERT_EXAMPLES", "new"))
 
 
+# Tests that are slow by measurement; see scripts/list_slow_tests.py.
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def few_memory_maps():
     """Forgets compiled programs before there are too many.
