@@ -1,25 +1,4 @@
 """Properties of networks from VNN-LIB files: the checker's own reader, under its name of old."""
 
-from stagecert_check.properties import (
-    Case,
-    Dense,
-    InputSet,
-    Network,
-    Property,
-    PropertyError,
-    Row,
-    Tensor,
-    load,
-)
-
-__all__ = [
-    "Case",
-    "Dense",
-    "InputSet",
-    "Network",
-    "Property",
-    "PropertyError",
-    "Row",
-    "Tensor",
-    "load",
-]
+from stagecert_check.properties import *  # noqa: F403
+from stagecert_check.properties import __all__ as __all__

@@ -99,14 +99,7 @@ def _product(call: Call, a: Any, b: Any) -> Value:
     left = not isinstance(a, Value)
     if (a if left else b).dtype not in (np.float64, object):
         raise Refused("needs weights that are floating-point numbers")
-    if not a.shape or not b.shape:
-        raise Refused("multiplies a single number")
-    # Vectors are matrices with one row or column, which the result does not have.
-    drop = [k for k, x in ((-2, a), (-1, b)) if len(x.shape) == 1]
-    a = call.move(lambda v: v[None], a) if len(a.shape) == 1 else a
-    b = call.move(lambda v: v[:, None], b) if len(b.shape) == 1 else b
-    if a.shape[-1] != b.shape[-2]:
-        raise Refused(f"multiplies shapes {a.shape} and {b.shape}")
+    a, b, drop = _matrices(call, a, b)
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     x, constant = (b, a) if left else (a, b)
     weights, loose = call.weights(constant)
@@ -118,8 +111,8 @@ def _product(call: Call, a: Any, b: Any) -> Value:
     return call.move(lambda v: np.squeeze(v, tuple(drop)), made) if drop else made
 
 
-def _of_variables(call: Call, a: Value, b: Value) -> Value:
-    """a @ b of two variables: all products of entries, added up."""
+def _matrices(call: Call, a: Any, b: Any) -> tuple[Any, Any, list[int]]:
+    """Factors as matrices: vectors are one row or column, which the result does not have."""
     if not a.shape or not b.shape:
         raise Refused("multiplies a single number")
     drop = [k for k, x in ((-2, a), (-1, b)) if len(x.shape) == 1]
@@ -127,6 +120,12 @@ def _of_variables(call: Call, a: Value, b: Value) -> Value:
     b = call.move(lambda v: v[:, None], b) if len(b.shape) == 1 else b
     if a.shape[-1] != b.shape[-2]:
         raise Refused(f"multiplies shapes {a.shape} and {b.shape}")
+    return a, b, drop
+
+
+def _of_variables(call: Call, a: Value, b: Value) -> Value:
+    """a @ b of two variables: all products of entries, added up."""
+    a, b, drop = _matrices(call, a, b)
     a = call.move(lambda v: v[..., :, None, :], a)
     b = call.move(lambda v: np.swapaxes(v, -1, -2)[..., None, :, :], b)
     products = patterns.multiplied(call, a, b)

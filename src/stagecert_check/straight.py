@@ -52,18 +52,18 @@ class Activation:
         raise NotImplementedError
 
 
-def hull_slope(x, f, side: int) -> np.ndarray:
-    """The slope of the lower (side 1) or upper hull of points (x, f) in the middle of all x.
+def hull_slope(x, f, side: int, at=None) -> np.ndarray:
+    """The slope of the lower (side 1) or upper hull of points (x, f), in the middle of all x.
 
-    The first axis counts the points, from left to right.
+    The first axis counts the points, from left to right. `at` is another place than the middle.
     """
-    middle = 0.5 * x[0] + 0.5 * x[-1]
-    best, slope = np.full(middle.shape, np.inf), np.zeros(middle.shape)
+    at = 0.5 * x[0] + 0.5 * x[-1] if at is None else at
+    best, slope = np.full(at.shape, np.inf), np.zeros(at.shape)
     for i in range(len(x)):
         for j in range(i + 1, len(x)):
-            over = (x[i] <= middle) & (middle <= x[j]) & (x[i] < x[j])
+            over = (x[i] <= at) & (at <= x[j]) & (x[i] < x[j])
             chord = (f[j] - f[i]) / np.where(over, x[j] - x[i], 1)
-            value = side * (f[i] + chord * (middle - x[i]))
+            value = side * (f[i] + chord * (at - x[i]))
             better = over & (value < best)
             best, slope = np.where(better, value, best), np.where(better, chord, slope)
     return slope

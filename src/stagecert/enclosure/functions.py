@@ -49,7 +49,6 @@ _TAYLOR = [1 / math.factorial(k) for k in range(14)]
 _ATANH = [1 / (2 * k + 1) for k in range(11)]
 _OFF = 2.0**-49  # twice the 8 u of the docstring, which pays for applying it
 _ONE = constant(1.0)
-_TWO = constant(2.0)
 
 
 def _horner(coefficients, x):

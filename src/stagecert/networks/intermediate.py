@@ -124,7 +124,3 @@ def _shapes_of_arguments(parts: Split, boxes):
         return tuple(layer.segment(inputs, blocks) for layer in parts.layers)
 
     return jax.vmap(one)(boxes)
-
-
-def _floor_power(n: int) -> int:
-    return 1 << max(n, 1).bit_length() - 1

@@ -124,8 +124,8 @@ class Passes:
             interval, bent, known = self._measured(index)
             if refine and not (self._of_inputs(index) and exact(parts.layers[index].segment)):
                 for steps in (0, refine - 1)[:refine]:
-                    chosen = self._chosen(index, np.asarray(bent)[:count])
-                    interval = self._refined(index, known, interval, chosen, (steps, stop))
+                    where = np.asarray(bent)[:count]
+                    interval = self._refined(index, known, interval, where, (steps, stop))
                     if interval is None:
                         return
                     # The search is worth its time only where a pass back does not settle it.
@@ -189,23 +189,15 @@ class Passes:
         self.pairs[False, index], self.sizes[False, index] = image, size
         self.arguments = (*self.arguments, interval)
 
-    def _copied(self, index: int) -> np.ndarray:
-        """For every entry of a layer's argument the first one that is the same number."""
-        sources = self._sources(index)
-        shapes = [self.planner.shapes[source] for source in sources]
-        return copied(self.parts.layers[index].segment, shapes)
-
-    def _chosen(self, index: int, bent: np.ndarray):
-        """(boxes, entries) where an argument is to be tightened: of copies, the first alone."""
+    def _refined(self, index: int, known: Known, interval, bent: np.ndarray, effort):
+        """The interval, tightened where (boxes, entries) are `bent`; None if there is no time."""
         of_box, entry = np.nonzero(bent)
-        first = self._copied(index)
-        return np.divmod(np.unique(of_box * len(first) + first[entry]), len(first))
-
-    def _refined(self, index: int, known: Known, interval, chosen, effort):
-        """The interval, tightened at chosen (box, entry); None if there is no time."""
-        of_box, entry = chosen
         if not len(of_box):
             return interval
+        shapes = [self.planner.shapes[source] for source in self._sources(index)]
+        # Of several copies of a number the first alone goes back.
+        first = copied(self.parts.layers[index].segment, shapes)
+        of_box, entry = np.divmod(np.unique(of_box * len(first) + first[entry]), len(first))
         steps, stop = effort
         ends = tuple(np.array(x) for x in interval)
         flat_low, flat_high = (x.reshape(len(x), -1) for x in ends)
@@ -223,8 +215,7 @@ class Passes:
             flat_low[b, e] = np.maximum(flat_low[b, e], least)
             flat_high[b, e] = np.minimum(flat_high[b, e], -minus_most)
             self.share(index + 1, min(some.stop, len(of_box)), len(of_box))
-        # What holds for the first of several copies holds for all of them.
-        first = self._copied(index)
+        # What holds for it holds for all of them.
         return tuple(jnp.asarray(x.reshape(len(x), -1)[:, first].reshape(x.shape)) for x in ends)
 
     def _start(self, index: int, known: Known, windows: bool = True) -> Start:

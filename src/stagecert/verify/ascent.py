@@ -18,6 +18,7 @@ from stagecert.verify.nodes import (
     lines_of,
     offsets,
 )
+from stagecert_check.straight import hull_slope
 
 # How far slopes move at each step. Powers of two: slopes are then numbers of half precision.
 SLOPE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
@@ -181,19 +182,6 @@ def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
     fs = values_at(layer, xs.reshape(-1, *low.shape[1:])).reshape(xs.shape)
     for slopes, side in ((lanes.below, 1), (lanes.above, -1)):
         used = g > 0 if side > 0 else g < 0
-        wanted = _hull_slope(xs, fs, at, side)
+        wanted = hull_slope(xs, fs, side, at)
         old = slopes[:, some]
         slopes[:, some] = np.where(used, old + np.minimum(2 * size, 1) * (wanted - old), old)
-
-
-def _hull_slope(xs, fs, at, side: int) -> np.ndarray:
-    """The slope at a point of the lower (side 1) or upper hull of points on a curve."""
-    best, slope = np.full(at.shape, np.inf), np.zeros(at.shape)
-    for i in range(len(xs)):
-        for j in range(i + 1, len(xs)):
-            over = (xs[i] <= at) & (at <= xs[j]) & (xs[i] < xs[j])
-            chord = (fs[j] - fs[i]) / np.where(over, xs[j] - xs[i], 1)
-            value = side * (fs[i] + chord * (at - xs[i]))
-            better = over & (value < best)
-            best, slope = np.where(better, value, best), np.where(better, chord, slope)
-    return slope

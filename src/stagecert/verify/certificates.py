@@ -85,7 +85,7 @@ class Arrays:
         return name
 
     def array(self, name: str, kinds, shape) -> np.ndarray:
-        """An array in memory; see `rigor.certificate.Certificate.array`."""
+        """An array in memory; see `stagecert_check.certificate.Certificate.array`."""
         return self._held[name]
 
     def slopes(self, name: str, shape) -> np.ndarray:

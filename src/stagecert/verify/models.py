@@ -48,7 +48,7 @@ class OpenModel:
 
     @cached_property
     def program(self) -> graph.Program:
-        """The model as the checker reads it; it raises `rigor.functions.Refused`."""
+        """The model as the checker reads it; it raises `stagecert_check.functions.Refused`."""
         return graph.read(self.contents.data, Arithmetic(), self.contents.files)
 
 
