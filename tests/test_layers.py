@@ -77,7 +77,7 @@ ELSEWHERE = {part: packages.split() for part, _, _, packages in LAYERS}
 
 
 def name_of(path: Path) -> str:
-    """Of a module: stagecert.networks.bounds, say."""
+    """Of a module: stagecert.networks.bounding.bounds, say."""
     name = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
     return name.removesuffix(".__init__")
 

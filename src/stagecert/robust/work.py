@@ -12,8 +12,8 @@ import numpy as np
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.bounds import boxes_at_once
-from stagecert.networks.relaxation import split
+from stagecert.networks.bounding.bounds import boxes_at_once
+from stagecert.networks.bounding.relaxation import split
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.robust.logits import without_softmax

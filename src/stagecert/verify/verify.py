@@ -15,10 +15,10 @@ import numpy as np
 
 from stagecert import networks
 from stagecert.errors import ProblemError
+from stagecert.networks.bounding.relaxation import Split, split
+from stagecert.networks.bounding.search import few_sizes
+from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import few_sizes
-from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify import agreement, attack
 from stagecert.verify.complete import Complete

@@ -1,0 +1,258 @@
+"""Lower bounds from lines: one pass back through the network, sound in floating point.
+
+Each activation is between two lines, a * x + b below and c * x + d above. A linear function of the
+outputs is then bounded by going back: a cotangent g at a block takes the lower line where g > 0 and
+the upper line where g < 0; what remains at the inputs is minimised over their set. This is the
+trusted formula of `stagecert.formula.lower_bound` for networks, with the Lagrangian's slope in
+the blocks zero by construction, and it is CROWN's backward pass.
+
+Rounding is charged a priori. A computed cotangent is off from the exact one by at most
+(number of terms) * eps * |W|^T |cotangent of the output|; multiplied by the largest magnitude of
+the block and added up, that is (number of terms) * eps * |cotangent of the output| . |W| magnitude,
+and |W| magnitude does not depend on the cotangents: it is computed once for each box (`Spans`). So
+a rigorous bound costs one inner product a layer more than a plain one. Numbers below the smallest
+normal one count as zero on many machines: every operation may also be off by that much (`tiny`).
+"""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from stagecert import pieces
+from stagecert.networks.activations.wedges import AbstractWedge
+from stagecert.networks.bounding.relaxation import Layer, Segment
+from stagecert.networks.operations import Linear, Shift
+from stagecert.sets import AbstractSet
+
+
+class Lines(eqx.Module):
+    """low_slope * x + low_offset <= activation(x) <= high_slope * x + high_offset.
+
+    For a maximum over a last axis, the slopes have that axis too.
+    """
+
+    low_slope: Any
+    low_offset: Any
+    high_slope: Any
+    high_offset: Any
+
+
+class Span(eqx.Module):
+    """How large a segment's output can get: the sum of the absolute values of all its terms.
+
+    magnitude: for each entry; never so small that eps * magnitude does not cover underflow.
+    total: the magnitudes of all values on the way, the sources too, added up: where an underflow on
+        the way back ends up.
+    """
+
+    magnitude: Any
+    total: Any
+
+
+class DualBound(eqx.Module):
+    """A lower bound with what proved it.
+
+    uncharged: the bound as computed, without the charge for rounding: for searches.
+    shares: for each block 0 where its lower line was used and 1 where its upper line was: the
+        corner that a greedy step goes to, together with `minimiser`.
+    """
+
+    bound: Any
+    uncharged: Any
+    minimiser: Any
+    shares: tuple
+
+
+def _lined(x, weights):
+    """A maximum replaced by the line with these weights."""
+    weights = pieces.on_simplex(x, weights)
+    return pieces.weighted(x, weights), weights
+
+
+def lines_at(wedge: AbstractWedge, x, slopes, span: Span) -> Lines:
+    """The lines that touch a wedge at x, moved outward by more than rounding can have moved them.
+
+    `slopes` are the weights of the wedge's nonsmooth pieces; see AbstractWedge.slopes.
+    """
+    of_lower, of_upper = slopes
+    info = jnp.finfo(x.dtype)
+    dust = info.tiny / info.eps  # eps * dust is an underflow
+    # A wedge made of lines has the same ones everywhere: at zero nothing is rounded.
+    x = jnp.zeros_like(x) if wedge.straight else x
+
+    def line(function, weights, outward):
+        value, pull = jax.vjp(lambda x: pieces.evaluate(function, (x,), _lined, weights)[0], x)
+        (slope,) = pull(jnp.ones_like(value))
+        wide = slope.ndim > 0 and slope.shape != value.shape
+        total = (lambda t: jnp.sum(t, axis=-1)) if wide else (lambda t: t)
+        reach = (jnp.abs(slope) + dust) * (jnp.abs(x) + span.magnitude)
+        size = jnp.abs(value) + dust + total(reach)
+        terms = 32 + (x.shape[-1] if wide else 0)
+        allowance = terms * info.eps * size
+        return slope, value - total(slope * x) + outward * allowance
+
+    low_slope, low_offset = line(wedge.lower, of_lower, -1)
+    high_slope, high_offset = line(wedge.upper, of_upper, 1)
+    return Lines(low_slope, low_offset, high_slope, high_offset)
+
+
+def segment_span(segment: Segment, input_magnitudes: tuple, block_magnitudes: tuple) -> Span:
+    """Sum of the absolute values of all terms of a segment's output, rounded up."""
+    values = segment.pick(input_magnitudes, block_magnitudes)
+    for node in segment.nodes:
+        arguments = [values[k] for k in node.arguments]
+        if isinstance(node.operation, Linear):
+            value = node.operation.radius(node.weights, *arguments)
+            terms = node.operation.terms(node.weights, *(x.shape for x in arguments))
+        else:
+            value, terms = arguments[0] + jnp.abs(node.weights), 1
+        info = jnp.finfo(value.dtype)
+        values.append(value + 8 * (terms + 1) * info.tiny / info.eps)
+    total = sum(jnp.sum(value) for value in values)
+    return Span(values[segment.output] * (1 + 1e-6), total * (1 + 1e-6))
+
+
+def roundings(segment: Segment, shapes: list, consumers: int) -> int:
+    """How many roundings stand between a segment's cotangent and those of what it reads.
+
+    Those of its constant part, which is computed forwards, are counted too, and those of weights
+    that were rounded before (`loose`). `shapes` are those of what the segment reads.
+    """
+    shapes = [*shapes, *segment.node_shapes(shapes)]
+    total = math.prod(shapes[segment.output]) + consumers + 16
+    for node, shape in zip(segment.nodes, shapes[-len(segment.nodes) :], strict=False):
+        read = [shapes[k] for k in node.arguments]
+        if isinstance(node.operation, Linear):
+            # What a node reads several times gets several cotangents from it.
+            uses = max(map(node.arguments.count, node.arguments))
+            total += uses * node.operation.back_terms(node.weights, read)
+            total += node.operation.terms(node.weights, *read)
+        else:  # a shift, which may repeat its argument
+            assert isinstance(node.operation, Shift)
+            total += math.prod(shape) // max(math.prod(read[0]), 1) + 1
+            total += node.operation.loose
+    return total
+
+
+class Sums(eqx.Module):
+    """What a pass back has added up so far for a row.
+
+    total: the bound's constant part, as computed.
+    slip: a bound on the errors of all roundings on the way.
+    size: the absolute values of all terms of `total`.
+    """
+
+    total: Any
+    slip: Any
+    size: Any
+
+    @staticmethod
+    def none(shape: tuple[int, ...], dtype) -> "Sums":
+        """Nothing yet."""
+        zero = jnp.zeros(shape, dtype)
+        return Sums(zero, zero, zero)
+
+
+def crossed(sums: Sums, line: Lines, g, entries: int):
+    """A block's cotangent through its activation's lines: the argument's cotangent.
+
+    `entries` is how many entries the block has; those that are not in `g` are zero.
+    """
+    eps, tiny = jnp.finfo(g.dtype).eps, jnp.finfo(g.dtype).tiny
+    up, down = jnp.maximum(g, 0), jnp.maximum(-g, 0)
+    absolute = jnp.sum(up * jnp.abs(line.low_offset) + down * jnp.abs(line.high_offset))
+    sums = Sums(
+        sums.total + jnp.sum(up * line.low_offset - down * line.high_offset),
+        sums.slip + (entries + 8) * (eps * absolute + 4 * tiny),
+        sums.size + absolute,
+    )
+    if line.low_slope.ndim > g.ndim:
+        up, down = up[..., None], down[..., None]
+    return sums, up * line.low_slope - down * line.high_slope
+
+
+def pulled(sums: Sums, cotangent, constant, span: Span, terms: int) -> Sums:
+    """With the constant part of a segment, and the charge for its way back.
+
+    `terms` is that of `roundings`.
+    """
+    eps, tiny = jnp.finfo(cotangent.dtype).eps, jnp.finfo(cotangent.dtype).tiny
+    reach = jnp.sum(jnp.abs(cotangent) * span.magnitude)
+    return Sums(
+        sums.total + jnp.sum(cotangent * constant),
+        sums.slip + terms * (eps * reach + 4 * tiny * (1 + span.total)),
+        sums.size + reach,
+    )
+
+
+class End(eqx.Module):
+    """A row's bound, without the charge for rounding too, and where it is attained."""
+
+    bound: Any
+    uncharged: Any
+    minimiser: Any
+
+
+def finished(sums: Sums, inputs: AbstractSet, gradient, entries: int, consumers: int) -> End:
+    """The bound, from what has arrived at the inputs, which have so many entries."""
+    eps, tiny = jnp.finfo(sums.total.dtype).eps, jnp.finfo(sums.total.dtype).tiny
+    minimiser = inputs.minimise_linear(gradient)
+    term = inputs.linear_minimum(gradient)
+    sizes = jax.tree.map(
+        lambda g, x, c: jnp.sum(jnp.abs(g) * (jnp.abs(x) + jnp.abs(c))),
+        gradient, minimiser, inputs.centre(),
+    )  # fmt: skip
+    size = jax.tree.reduce(jnp.add, sizes) + jnp.abs(term)
+    slip = sums.slip + (entries + 8) * (eps * size + 4 * tiny)
+    slip = slip + 4 * (consumers + 4) * eps * (sums.size + size)
+    uncharged = sums.total + term
+    bound = uncharged - slip * (1 + 1e-6)
+    return End(jnp.where(jnp.isnan(bound), -jnp.inf, bound), uncharged, minimiser)
+
+
+def dual_bound(
+    layers: tuple[Layer, ...],
+    last: Segment,
+    lines: tuple[Lines, ...],
+    layer_spans: tuple[Span, ...],
+    last_span: Span,
+    inputs: AbstractSet,
+    row,
+) -> DualBound:
+    """A lower bound on row . last(inputs, blocks). One pass back.
+
+    Args:
+        layers: the layers before `last`; `lines` and `layer_spans` belong to them.
+        last: the affine function whose combination is bounded, with `last_span`.
+        row: its coefficients, of the shape of `last`'s output.
+    """
+    dtype = row.dtype
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), jax.eval_shape(inputs.centre))
+    nothing = tuple(jnp.zeros(layer.shape, dtype) for layer in layers)
+    of_inputs, of_blocks = zeros, list(nothing)
+    consumers = len(layers) + 1
+
+    def pull(segment: Segment, span: Span, cotangent, sums: Sums) -> Sums:
+        nonlocal of_inputs
+        # The segment at zero is its constant part; its transpose is what goes back.
+        constant, back = jax.vjp(lambda i, b: segment(i, b), zeros, nothing)
+        to_inputs, to_blocks = back(cotangent)
+        of_inputs = jax.tree.map(jnp.add, of_inputs, to_inputs)
+        for k in {k for is_input, k in segment.sources if not is_input}:
+            of_blocks[k] = of_blocks[k] + to_blocks[k]
+        read = [x.shape for x in segment.pick(zeros, nothing)]
+        return pulled(sums, cotangent, constant, span, roundings(segment, read, consumers))
+
+    sums = pull(last, last_span, row, Sums.none((), dtype))
+    shares = []
+    for index in reversed(range(len(layers))):
+        g = of_blocks[index]
+        sums, cotangent = crossed(sums, lines[index], g, g.size)
+        shares.append(jnp.where(g > 0, 0, 1).astype(dtype))
+        sums = pull(layers[index].segment, layer_spans[index], cotangent, sums)
+    entries = sum(math.prod(x.shape) for x in jax.tree.leaves(zeros))
+    end = finished(sums, inputs, of_inputs, entries, consumers)
+    return DualBound(end.bound, end.uncharged, end.minimiser, tuple(reversed(shares)))
