@@ -36,7 +36,7 @@ LAYERS = [
                    "basics",
                    "equinox flint jax matplotlib numpy rich scipy"),
     ("networks",   "networks",
-                   "basics core",
+                   "basics core checker",
                    "equinox flint jax numpy onnx onnxscript rich torch"),
     ("interop",    "interop",
                    "basics core networks",
