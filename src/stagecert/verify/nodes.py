@@ -12,13 +12,13 @@ own reading of the model. They are written in NumPy: most properties need some h
 take less time than compiling would.
 """
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stagecert.networks.neurons import single
 from stagecert_check.functions import Activation, Maximum
 from stagecert_check.graph import Program, Shift
 
@@ -38,7 +38,7 @@ class Form:
     """A checker's program in single precision, with the arguments of activations side by side."""
 
     def __init__(self, program: Program):
-        self.nodes = [_single(node) for node in program.nodes]
+        self.nodes = [single(node) for node in program.nodes]
         self.inputs, self.outputs = program.inputs, program.outputs
         self.sizes = [math.prod(node.shape) for node in self.nodes]
         self.layers: dict[int, Layer] = {}
@@ -60,21 +60,6 @@ class Form:
     def joined(self, per_layer) -> np.ndarray:
         """Arrays (lanes, *shape) of all layers, side by side."""
         return np.concatenate([x.reshape(len(x), -1) for x in per_layer], axis=1)
-
-
-def _single(node):
-    """A node whose numbers are in single precision."""
-    node = copy.copy(node)
-    if isinstance(node.operation, Shift):
-        node.operation = Shift(np.asarray(node.operation.constant, np.float32))
-    elif hasattr(node.operation, "weights"):
-        node.operation = copy.copy(node.operation)
-        node.operation.weights = np.asarray(node.operation.weights, np.float32)
-    elif hasattr(node.operation, "conv"):
-        node.operation = copy.copy(node.operation)
-        node.operation.conv = copy.copy(node.operation.conv)
-        node.operation.conv.weights = np.asarray(node.operation.conv.weights, np.float32)
-    return node
 
 
 @dataclass(eq=False)

@@ -36,6 +36,9 @@ from stagecert.validate import validate_options
 
 Method = Literal["ibp", "backward", "nonconvex"]
 METHODS = ("ibp", "backward", "nonconvex")
+Relaxation = Literal["triangle", "envelope"]
+RELAXATIONS = ("triangle", "envelope")
+ENVELOPE_STEPS = 300  # of each of two kinds, at most
 # What the search's arrays are, and how their products are computed where there is a choice.
 PRECISIONS = {
     "float32": (np.float32, "highest"),
@@ -143,6 +146,7 @@ def bound(
     max_iterations: int = 500,
     time_limit: float | None = None,
     precision: Literal["float32", "float64", "tf32"] = "float32",
+    relaxation: Relaxation = "triangle",
     memory: float | None = None,
     progress: bool | Callable[[str, int, int], None] = False,
 ) -> Bounds:
@@ -171,6 +175,10 @@ def bound(
         precision: of the search: "float32", "float64", or "tf32", which on GPUs multiplies numbers
             of 11 bits, about twice as fast; for gaps well below 1 % that is too coarse. What is
             returned is always evaluated in float64.
+        relaxation: what stands for a neuron: "triangle" (the hull of its activation on the interval
+            of its argument) or "envelope" (for relu and leaky relu also the smallest concave
+            function above the neuron over the box of all its inputs), for "nonconvex". The second
+            is never worse, and takes several times as long; see docs/envelope.md.
         memory: GiB that arrays may take; larger jobs are cut into chunks. None is 2 GiB on CPUs,
             and half of what the device lends elsewhere.
         progress: True draws progress bars; a function is called with (what, finished, all).
@@ -191,6 +199,16 @@ def bound(
         raise ProblemError(f"precision must be one of {known}, not {precision!r}.")
     if method == "nonconvex":
         validate_options(atol, rtol, max_iterations, time_limit)
+    if relaxation not in RELAXATIONS:
+        raise ProblemError(
+            f"Unknown relaxation '{relaxation}'; known are {', '.join(RELAXATIONS)}."
+        )
+    if relaxation == "envelope" and (method != "nonconvex" or ball is not None):
+        raise ProblemError(
+            "relaxation='envelope' is searched for on boxes: it needs method='nonconvex' and no "
+            "ball."
+        )
+    begin = time.perf_counter()
     if intermediate is None:
         intermediate = "ibp" if method == "ibp" else "backward"
     how = Intermediate.named(intermediate)
@@ -206,13 +224,17 @@ def bound(
         parts = as_arrays(split(network), jnp.float64)
         show = Progress(progress)
         limits = dict(atol=atol, rtol=rtol, max_iterations=max_iterations)
+        end = None if time_limit is None else begin + time_limit
         if method == "nonconvex" and opens() and parts.layers and max_iterations > opening.STEPS:
             job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
-            return _opened(job, time_limit)
+            found = _opened(job, time_limit)
+            if relaxation == "envelope":
+                found = _enveloped(found, regions, goal, limits, memory, show, end)
+            return found
         chunk = boxes_at_once(parts, regions.shapes, rows.shape[1], memory)
         results = []
-        for begin in range(0, regions.count, chunk):
-            some = slice(begin, begin + chunk)
+        for first in range(0, regions.count, chunk):
+            some = slice(first, first + chunk)
             results.append(
                 _bound_chunk(
                     network,
@@ -226,10 +248,59 @@ def bound(
                     time_limit,
                     dtype,
                     memory,
-                    show.part(begin, regions.count),
+                    show.part(first, regions.count),
                 )
             )
-    return _joined(results)
+        found = _joined(results)
+        if relaxation == "envelope":
+            found = _enveloped(found, regions, goal, limits, memory, show, end)
+    return found
+
+
+def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
+    """A result with envelopes in the place of triangles, where there was time for them."""
+    from stagecert.networks.envelope_bounds import Limits, improve
+
+    aim = np.full(found.bound.shape, np.inf) if goal is None else goal
+    done = found.bound > aim
+    gap = limits["atol"], limits["rtol"]
+    how = Limits(min(limits["max_iterations"], ENVELOPE_STEPS), gap, end, memory)
+    more = improve(
+        found.network, regions.boxes, found.intermediate, found.objectives, ~done, aim, how, show
+    )
+    shapes = [shape[1:] if hidden else shape for shape, hidden in
+              zip(found.network.input_shapes, found.network.hidden_axis, strict=True)]  # fmt: skip
+    parts = np.split(more.inputs, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=2)
+    parts = [x.reshape(*x.shape[:2], *shape) for x, shape in zip(parts, shapes, strict=True)]
+    several = isinstance(found.inputs, tuple)
+    old = found.inputs if several else (found.inputs,)
+
+    def chosen(x, y):
+        return np.where(more.reached.reshape(*more.reached.shape, *(1,) * (x.ndim - 2)), y, x)
+
+    inputs = tuple(chosen(x, y) for x, y in zip(old, parts, strict=True))
+    inputs = inputs if several else inputs[0]
+    # What triangles cannot prove envelopes might: where these were not reached, only the network's
+    # own value says how far a bound could rise.
+    own = attained(found.network, found.objectives, inputs)
+    value = np.where(done, found.value, np.fmin(own, np.where(more.reached, more.value, np.inf)))
+    value = np.where(np.isnan(value), np.inf, value)
+    bound = np.fmax(found.bound, more.bound)
+    with np.errstate(invalid="ignore"):
+        closed = value - bound <= limits["atol"] + limits["rtol"] * np.abs(bound)
+    status = np.where(more.reached, Status.ITERATION_LIMIT, found.status)
+    status[~done & ~more.reached] = Status.TIME_LIMIT
+    status[closed & np.isfinite(value)] = Status.GAP_REACHED
+    if goal is not None:
+        status[value <= goal] = Status.TARGET_MET
+        status[bound > goal] = Status.TARGET_PROVEN
+    with np.errstate(invalid="ignore"):
+        wrong = contradicts(value, bound, np.finfo(float).eps)
+    status[np.isfinite(value) & np.isfinite(bound) & wrong] = Status.CONTRADICTED
+    return Bounds(
+        bound, value, status, found.passes + more.passes, found.network, found.objectives, inputs,
+        found.intermediate,
+    )  # fmt: skip
 
 
 class Progress:

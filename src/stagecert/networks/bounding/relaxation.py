@@ -83,7 +83,7 @@ class Segment(eqx.Module):
 
 
 # Operations that only move entries, on NumPy arrays: (operation, weights, arguments).
-_MOVING: dict[type, Callable[[Any, Any, list], np.ndarray]] = {
+MOVING: dict[type, Callable[[Any, Any, list], np.ndarray]] = {
     Broadcast: lambda o, _, xs: np.broadcast_to(xs[0], o.shape),
     Concat: lambda o, _, xs: np.concatenate(xs, axis=o.axis),
     Reshape: lambda o, _, xs: np.reshape(xs[0], o.shape),
@@ -108,9 +108,9 @@ def copied(segment: Segment, shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
         nonlocal total
         if index not in known:
             node = segment.nodes[index - count] if index >= count else None
-            if node is not None and type(node.operation) in _MOVING:
+            if node is not None and type(node.operation) in MOVING:
                 arguments = [entries(k) for k in node.arguments]
-                move = _MOVING[type(node.operation)]
+                move = MOVING[type(node.operation)]
                 known[index] = move(node.operation, node.weights, arguments)
             else:
                 shape = shapes[index] if node is None else node.shape
