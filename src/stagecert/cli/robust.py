@@ -34,8 +34,14 @@ def robust(
     labels: Annotated[str | None, typer.Option(help="The name of the labels in the file.")] = None,
     limit: Annotated[int | None, typer.Option(help="Take the first images only.")] = None,
     method: Annotated[
-        str, typer.Option(help="The last method to try: ibp, backward, nonconvex or optimised.")
+        str,
+        typer.Option(
+            help="The last method to try: ibp, backward, nonconvex or optimised; or complete."
+        ),
     ] = "nonconvex",
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds an image, for --method complete.")
+    ] = 10.0,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Certify without having proofs checked.")
     ] = False,
@@ -93,6 +99,7 @@ def robust(
                 mean=mean.split(","),
                 std=std.split(","),
                 method=method,
+                time_limit=time_limit,
                 check=not unchecked,
                 restarts=restarts,
                 seed=seed,

@@ -28,16 +28,32 @@ from stagecert.networks.operations import Linear, Shift
 from stagecert.sets import AbstractSet
 
 
+class Force(eqx.Module):
+    """Multipliers of what is known of an activation's argument: x <= end, or x >= end.
+
+    strength: positive where x <= end is known, negative where x >= end is: strength * (x - end) is
+        then at most zero, and adding it to an objective leaves a lower bound one.
+    end: finite wherever the strength is not zero.
+    magnitude: the largest absolute value of x, as in `Span`.
+    """
+
+    strength: Any
+    end: Any
+    magnitude: Any
+
+
 class Lines(eqx.Module):
     """low_slope * x + low_offset <= activation(x) <= high_slope * x + high_offset.
 
-    For a maximum over a last axis, the slopes have that axis too.
+    For a maximum over a last axis, the slopes have that axis too. `force` acts on x, if there is
+    one.
     """
 
     low_slope: Any
     low_offset: Any
     high_slope: Any
     high_offset: Any
+    force: Force | None = None
 
 
 class Span(eqx.Module):
@@ -171,7 +187,23 @@ def crossed(sums: Sums, line: Lines, g, entries: int):
     )
     if line.low_slope.ndim > g.ndim:
         up, down = up[..., None], down[..., None]
-    return sums, up * line.low_slope - down * line.high_slope
+    cotangent = up * line.low_slope - down * line.high_slope
+    return (sums, cotangent) if line.force is None else _forced(sums, line.force, cotangent)
+
+
+def _forced(sums: Sums, force: Force, cotangent):
+    """With a force on the argument whose cotangent is given."""
+    eps, tiny = jnp.finfo(cotangent.dtype).eps, jnp.finfo(cotangent.dtype).tiny
+    strength = force.strength
+    # Where there is no force, the end may be infinite.
+    terms = jnp.where(strength == 0, 0, strength * jnp.where(strength == 0, 0, force.end))
+    absolute = jnp.sum(jnp.abs(terms))
+    # The sum of both cotangents is rounded once.
+    moved = jnp.sum((jnp.abs(cotangent) + jnp.abs(strength)) * force.magnitude)
+    charge = (strength.size + 8) * (eps * absolute + 4 * tiny)
+    charge = charge + 4 * (eps * moved + 4 * tiny * (1 + jnp.sum(force.magnitude)))
+    sums = Sums(sums.total - jnp.sum(terms), sums.slip + charge, sums.size + absolute)
+    return sums, cotangent + strength
 
 
 def pulled(sums: Sums, cotangent, constant, span: Span, terms: int) -> Sums:

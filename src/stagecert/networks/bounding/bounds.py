@@ -15,10 +15,12 @@ import numpy as np
 from stagecert.codes import contradicts
 from stagecert.errors import ProblemError
 from stagecert.networks.bounding import opening
+from stagecert.networks.bounding.branching import Branching
 from stagecert.networks.bounding.held import Held
 from stagecert.networks.bounding.intermediate import Intermediate, enclose
 from stagecert.networks.bounding.intervals import segment_interval
-from stagecert.networks.bounding.relaxation import Split, split
+from stagecert.networks.bounding.relaxation import Split
+from stagecert.networks.bounding.relaxation import split as cut_at_activations
 from stagecert.networks.bounding.search import (
     CACHED_NUMBERS,
     Check,
@@ -143,6 +145,7 @@ def bound(
     threshold: Any = None,
     *,
     ball: tuple | None = None,
+    split: int | None = None,
     max_iterations: int = 500,
     time_limit: float | None = None,
     precision: Literal["float32", "float64", "tf32"] = "float32",
@@ -170,6 +173,11 @@ def bound(
             relaxation cannot prove it); a number or (batch, targets).
         ball: (centre, radius): inputs are also within this Euclidean distance of the centre;
             `lower` and `upper` may then be None.
+        split: go on with a tree of at most so many nodes for each objective of each box. The worst
+            leaf is split, at an entry of the inputs or at a neuron; the bound is the least of all
+            leaves, and a larger tree never has a worse one. Ends early where the bound is within
+            the tolerances of what the network attains. `value` is then what the network itself
+            attains at `inputs`: no method at all can prove more.
         max_iterations, time_limit: limits on the search; bounds found until then are valid. (On
             GPUs, two steps for all problems come before the search, and are not counted.)
         precision: of the search: "float32", "float64", or "tf32", which on GPUs multiplies numbers
@@ -197,7 +205,7 @@ def bound(
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise ProblemError(f"precision must be one of {known}, not {precision!r}.")
-    if method == "nonconvex":
+    if method == "nonconvex" or split is not None:
         validate_options(atol, rtol, max_iterations, time_limit)
     if relaxation not in RELAXATIONS:
         raise ProblemError(
@@ -208,7 +216,9 @@ def bound(
             "relaxation='envelope' is searched for on boxes: it needs method='nonconvex' and no "
             "ball."
         )
-    begin = time.perf_counter()
+    if split is not None and (isinstance(split, bool) or not isinstance(split, int) or split < 1):
+        raise ProblemError(f"split must be a number of nodes, 1 or more, not {split!r}.")
+    end = None if time_limit is None else time.monotonic() + time_limit
     if intermediate is None:
         intermediate = "ibp" if method == "ibp" else "backward"
     how = Intermediate.named(intermediate)
@@ -221,16 +231,15 @@ def bound(
         how.require(regions.count)
         rows = _rows(network, regions.count, objectives)
         goal = _threshold(threshold, rows.shape[:2])
-        parts = as_arrays(split(network), jnp.float64)
+        parts = as_arrays(cut_at_activations(network), jnp.float64)
         show = Progress(progress)
         limits = dict(atol=atol, rtol=rtol, max_iterations=max_iterations)
-        end = None if time_limit is None else begin + time_limit
         if method == "nonconvex" and opens() and parts.layers and max_iterations > opening.STEPS:
             job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
             found = _opened(job, time_limit)
             if relaxation == "envelope":
                 found = _enveloped(found, regions, goal, limits, memory, show, end)
-            return found
+            return found if split is None else _grown(job, found, split, end)
         chunk = boxes_at_once(parts, regions.shapes, rows.shape[1], memory)
         results = []
         for first in range(0, regions.count, chunk):
@@ -254,7 +263,10 @@ def bound(
         found = _joined(results)
         if relaxation == "envelope":
             found = _enveloped(found, regions, goal, limits, memory, show, end)
-    return found
+        if split is None:
+            return found
+        job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
+        return _grown(job, found, split, end)
 
 
 def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
@@ -602,6 +614,42 @@ def _searched(
         found.passes[:count],
         np.array(found.status[:count], dtype=object),
     )
+
+
+def _grown(job: _Job, found: Bounds, nodes: int, end: float | None) -> Bounds:
+    """Bounds that are tightened by trees, which start from what was found."""
+
+    def enough(b: int, t: int, bound: float, value: float) -> bool:
+        if job.goal is not None and (bound > job.goal[b, t] or value <= job.goal[b, t]):
+            return True
+        return value - bound <= job.limits["atol"] + job.limits["rtol"] * abs(bound)
+
+    given = found.inputs if isinstance(found.inputs, tuple) else (found.inputs,)
+    before = attained(job.network, job.rows, found.inputs)
+    before = np.where(np.isnan(before), np.inf, before)
+    trees = Branching(job.parts, job.regions, found.intermediate, job.memory)
+    tight = trees.run(job.rows, found.bound, nodes, enough, end)
+    new = _unhidden(job.network, tight.points)
+    lower = tight.value < before
+    inputs = tuple(
+        np.where(lower.reshape(*lower.shape, *(1,) * (x.ndim - 2)), x, old)
+        for x, old in zip(new if isinstance(new, tuple) else (new,), given, strict=True)
+    )
+    inputs = inputs if isinstance(found.inputs, tuple) else inputs[0]
+    # Evaluated as users would.
+    value = attained(job.network, job.rows, inputs)
+    value = np.where(np.isnan(value), np.inf, value)
+    bound = np.fmax(found.bound, tight.bound)
+    status = np.full(bound.shape, Status.ITERATION_LIMIT, dtype=object)
+    if tight.late:
+        status[:] = Status.TIME_LIMIT
+    tolerance = job.limits["atol"] + job.limits["rtol"] * np.abs(bound)
+    status[value - bound <= tolerance] = Status.GAP_REACHED
+    if job.goal is not None:
+        status[value <= job.goal] = Status.TARGET_MET
+        status[bound > job.goal] = Status.TARGET_PROVEN
+    return Bounds(bound, value, status, found.passes + tight.passes, job.network, job.rows, inputs,
+                  found.intermediate)  # fmt: skip
 
 
 def _rows_of(tree, rows):
