@@ -31,7 +31,7 @@ class Limits:
     Attributes:
         steps: of each kind.
         gap: absolute and relative tolerances.
-        deadline: of `time.perf_counter`, or None.
+        deadline: of `time.monotonic`, or None.
         memory: GiB.
     """
 
@@ -84,7 +84,7 @@ def improve(
         np.zeros((*shape, low.shape[1])), np.zeros(shape, int),
     )  # fmt: skip
     for box in np.flatnonzero(open_.any(axis=1)):
-        if limits.deadline is not None and time.perf_counter() > limits.deadline:
+        if limits.deadline is not None and time.monotonic() > limits.deadline:
             break
         some = np.flatnonzero(open_[box])
         given = [tuple(np.asarray(x[box], float) for x in pair) for pair in arguments]

@@ -89,7 +89,19 @@ def _normalized(call: Call, x: Value, axes: range, epsilon: float) -> Value:
     squares = call.activation("square", centred)
     variance = call.scale(call.add(op.Reduce(tuple(axes), True), squares), share)
     deviation = call.activation("sqrt", call.shift(variance, np.array(epsilon)))
-    return product(call, centred, call.activation("reciprocal", deviation))
+    y = product(call, centred, call.activation("reciprocal", deviation))
+    return _within_reach(call, y, share.denominator)
+
+
+def _within_reach(call: Call, y: Value, count: int) -> Value:
+    """What is normalised over n entries is never beyond sqrt(n - 1), but bounds on it may be.
+
+    Of numbers that add up to zero, one is at most that many times their deviation.
+    """
+    if count == 1:
+        return y
+    reach = float(np.nextafter(np.float32(math.sqrt(count - 1)), np.float32(math.inf)))
+    return call.activation("clip", y, low=-reach, high=reach)
 
 
 @converts("ReduceL1", "ReduceL2", "ReduceSumSquare")
