@@ -5,6 +5,8 @@ windows of everything (see `windows`), so they are kept together: arrays of a po
 of neurons and one of their rows. What belongs to boxes has an axis of boxes.
 """
 
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from stagecert.networks.bounding.backward import (
     lines_at,
     pulled,
     segment_span,
+    uncrossed,
 )
 from stagecert.networks.bounding.intervals import segment_interval
 from stagecert.networks.bounding.relaxation import Layer, Segment
@@ -71,8 +74,19 @@ class State(eqx.Module):
     share: Any
 
 
+class _Setting:
+    """What a program depends on besides arrays. It is looked up at every call: hashed only once."""
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))  # type: ignore
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 @dataclass(frozen=True)
-class View:
+class View(_Setting):
     """How a pass sees a segment: all that its program depends on, besides the segment itself.
 
     Attributes:
@@ -85,9 +99,11 @@ class View:
     block: tuple[Window, tuple[int, ...]] | None
     terms: int
 
+    __hash__ = _Setting.__hash__
+
 
 @dataclass(frozen=True)
-class Goal:
+class Goal(_Setting):
     """How passes end: all that the last program depends on.
 
     Attributes:
@@ -102,6 +118,8 @@ class Goal:
     boxed: bool
     consumers: int
     full: bool
+
+    __hash__ = _Setting.__hash__
 
 
 @eqx.filter_jit
@@ -185,7 +203,7 @@ def _of_segment(known: Known, view: View, portion: Rows) -> tuple[Span, Any]:
     return span, _seen(known.constant[None], view.sight.out, portion)
 
 
-@eqx.filter_jit
+@functools.partial(jax.jit, static_argnums=1)
 def through(
     segment: Segment, view: View, known: Known, portion: Rows, cotangents: tuple, lines: Any
 ):
@@ -210,10 +228,9 @@ def through(
 
         def row(sums, g, own):
             line = of_box if own is None else own
-            if line is not None:
-                sums, g = crossed(sums, line, g, math.prod(view.block[1]))  # type: ignore
-            (out,) = back(g)
-            return out, pulled(sums, g, constant, span, view.terms)
+            crossing = uncrossed(g) if line is None else crossed(line, g)
+            (out,) = back(crossing.cotangent)
+            return out, pulled(sums, crossing, constant, span, view.terms)
 
         return jax.vmap(row)(sums, g, own)
 
@@ -299,7 +316,7 @@ def first_state(view: View, curve: Curve, like: tuple[int, ...]) -> State:
     return State(np.zeros((*like, *sizes)), zeros, np.int32(0), 1.0)
 
 
-@eqx.filter_jit
+@functools.partial(jax.jit, static_argnums=1)
 def finish(sets: AbstractSet, goal: Goal, portion: Rows, cotangents: tuple):
     """The bounds; if `goal.full` also the coefficients of the inputs, and the minimisers."""
     entries = sum(map(math.prod, goal.shapes))

@@ -62,12 +62,21 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """A segment from which rows go back: with its sources numbered from zero, and what they are."""
+    """A segment from which rows go back, and how.
+
+    Attributes:
+        segment: with its sources numbered from zero.
+        sources: what they are.
+        known: what the boxes determine of it.
+        first, views: how the segment is seen, and all layers before it.
+    """
 
     segment: Segment
     sources: tuple[Source, ...]
     plan: Plan
     known: Known
+    first: View
+    views: dict[int, View]
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,8 +229,13 @@ class Passes:
 
     def _start(self, index: int, known: Known, windows: bool = True) -> Start:
         segment = self.parts.layers[index].segment
+        return self._started(self.layers[index].segment, segment, known, windows)
+
+    def _started(self, local: Segment, segment: Segment, known: Known, windows: bool) -> Start:
         plan = self.planner.plan(segment, known.constant.shape, windows)
-        return Start(self.layers[index].segment, segment.sources, plan, known)
+        views = {k: self._view(self.layers[k].segment, sight, k) for k, sight in plan.steps}
+        first = self._view(local, plan.first, None)
+        return Start(local, segment.sources, plan, known, first, views)
 
     def _portions(self, start: Start, count: int) -> list[slice]:
         """Slices of one size of the neurons that go back: of those that see little, more at a time.
@@ -263,7 +277,8 @@ class Passes:
         """
         arriving: dict[Source, tuple] = {}
         met: dict[int, tuple] = {}
-        sums = Sums.none(rows.shape[:2], np.float64)
+        zeros = np.zeros(rows.shape[:2])
+        sums = Sums(zeros, zeros, zeros)
 
         def go(segment: Segment, sources, view: View, known: Known, cotangents, own) -> None:
             nonlocal sums
@@ -272,12 +287,10 @@ class Passes:
             for source, cotangent in zip(sources, out, strict=True):
                 arriving[source] = (*arriving.get(source, ()), cotangent)
 
-        first = self._view(start.segment, start.plan.first, None)
-        go(start.segment, start.sources, first, start.known, (rows,), None)
-        for index, sight in start.plan.steps:
+        go(start.segment, start.sources, start.first, start.known, (rows,), None)
+        for index, view in start.views.items():
             met[index] = arriving.pop((False, index))
             segment = self.layers[index].segment
-            view = self._view(segment, sight, index)
             own = None if lines is None else lines[index]
             go(segment, self._sources(index), view, self.known[index], met[index], own)
         inputs = range(self.planner.inputs)
@@ -309,12 +322,11 @@ class Passes:
             )
             values: dict[Source, Any] = {(True, k): x for k, x in enumerate(inputs)}
             lines: dict[int, Lines] = {}
-            for index, sight in reversed(start.plan.steps):
-                layer = self.layers[index]
-                view, curve = self._view(layer.segment, sight, index), self.curves[index]
+            for index, view in reversed(start.views.items()):
+                layer, curve = self.layers[index], self.curves[index]
                 state = states.get(index) or first_state(view, curve, rows.shape[:2])
                 state = State(state.fractions, state.memory, np.int32(count), np.float64(share))
-                portion = Rows(boxes, _places(places, sight.moves), None)
+                portion = Rows(boxes, _places(places, view.sight.moves), None)
                 values[False, index], lines[index], states[index] = forward(
                     layer, view, (self.known[index], curve), portion,
                     self._of(values, self._sources(index)), way.cotangents[index], state,
@@ -357,8 +369,7 @@ class Passes:
     def bound(self, of_box: np.ndarray, rows: np.ndarray) -> Found:
         """Lower bounds of rows . outputs, each row (count, outputs) over the box given with it."""
         known, last = self.known_last, self.parts.last
-        plan = self.planner.plan(last, known.constant.shape, windows=False)
-        start = Start(self.last, last.sources, plan, known)
+        start = self._started(self.last, last, known, windows=False)
         # Two rows of a box at a time, as of neurons: the programs are the same.
         order, pairs, place = _pairs(of_box)
         size = max(self.width // 2, 1)
