@@ -65,7 +65,7 @@ LAYERS = [
                    "equinox jax numpy onnx onnxruntime scipy"),
     ("robust",     "robust",
                    "basics networks reader checker sweeps verify",
-                   "numpy onnx"),
+                   "numpy"),
     ("cli",        "cli __main__",
                    "basics core networks checker sweeps verify robust",
                    "jax numpy rich typer"),

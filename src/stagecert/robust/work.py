@@ -16,9 +16,8 @@ from stagecert.networks.bounds import boxes_at_once
 from stagecert.networks.relaxation import split
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
-from stagecert.robust.logits import without_softmax
 from stagecert.verify import attack
-from stagecert.verify.models import OpenModel, digest_of
+from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
 from stagecert_check import properties
 from stagecert_check.functions import Refused
@@ -83,56 +82,39 @@ class _Case:
         return self.finding.status == "unknown" and not self.rejected
 
 
-class Classifier:
-    """A model with one input and an output for each class."""
+def open_classifier(source) -> OpenModel:
+    """A model with one input and an output for each class, without a last Softmax.
 
-    def __init__(self, model):
-        logits = without_softmax(model)
-        # What was left out of the model: a last Softmax or LogSoftmax.
-        self.dropped = None if logits is None else logits[0]
-        self.model = OpenModel(model if logits is None else logits[1])
-        # Of the files as they are.
-        self.digest = self.model.contents.digest if logits is None else digest_of(model)
-        self.network: Network = self.model.network
-        if len(self.network.input_shapes) != 1:
-            raise ProblemError(
-                f"The model has {len(self.network.input_shapes)} inputs; one is needed."
-            )
-        if self.network.output_size < 2:
-            raise ProblemError("The model has one output; it needs one for each class.")
-        self._session = self.model.session
-        ((_, shape, kind),) = self._session.inputs
-        if kind == np.float16:
-            # Counterexamples in float32 would be rounded, possibly out of their boxes.
-            raise ProblemError("The model's input is float16; float32 or float64 is needed.")
-        if prod(shape) != prod(self.shape):
-            raise ProblemError(
-                f"The model takes several images at once, {shape}; one at a time is needed."
-            )
+    Raises:
+        ProblemError: it is something else.
+    """
+    model = OpenModel(source, logits=True)
+    if len(model.network.input_shapes) != 1:
+        raise ProblemError(
+            f"The model has {len(model.network.input_shapes)} inputs; one is needed."
+        )
+    if model.network.output_size < 2:
+        raise ProblemError("The model has one output; it needs one for each class.")
+    ((_, shape, kind),) = model.session.inputs
+    if kind == np.float16:
+        # Counterexamples in float32 would be rounded, possibly out of their boxes.
+        raise ProblemError("The model's input is float16; float32 or float64 is needed.")
+    if prod(shape) != prod(model.shape):
+        raise ProblemError(
+            f"The model takes several images at once, {shape}; one at a time is needed."
+        )
+    return model
 
-    def must_be_covered(self) -> None:
-        """Says if the checker does not understand the model: it could accept no proof."""
-        try:
-            self.model.program  # noqa: B018
-        except Refused as error:
-            raise ProblemError(
-                f"The checker cannot follow this model, so nothing could be certified: {error}. "
-                "Without the check (--unchecked, check=False) bounds are computed all the same."
-            ) from None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one image."""
-        return tuple(self.network.input_shape)  # type: ignore
-
-    @property
-    def classes(self) -> int:
-        """How many outputs there are."""
-        return self.network.output_size
-
-    def run(self, images: np.ndarray) -> np.ndarray:
-        """What ONNX Runtime computes for images, one by one: (images, classes)."""
-        return self._session.run(images.reshape(len(images), -1))
+def must_be_covered(model: OpenModel) -> None:
+    """Says if the checker does not understand the model: it could accept no proof."""
+    try:
+        model.program  # noqa: B018
+    except Refused as error:
+        raise ProblemError(
+            f"The checker cannot follow this model, so nothing could be certified: {error}. "
+            "Without the check (--unchecked, check=False) bounds are computed all the same."
+        ) from None
 
 
 def largest_batch(network: Network, memory: float) -> int:
@@ -150,7 +132,7 @@ class Work:
 
     def __init__(
         self,
-        classifier: Classifier,
+        model: OpenModel,
         data: DataSet,
         how: Preparation,
         *,
@@ -161,14 +143,16 @@ class Work:
         memory: float,
         batch: int,
     ):
-        self.classifier, self.data, self.how = classifier, data, how
+        self.model, self.data, self.how = model, data, how
         self.methods = METHODS[: METHODS.index(method) + 1]
         self.check, self.restarts, self.seed, self.memory = check, restarts, seed, memory
-        network = classifier.network
+        self.classes = model.network.output_size
         # Numbers of images that are multiples of this have the same compiled programs.
         self.width = min(
             batch,
-            boxes_at_once(split(network), network.input_shapes, classifier.classes - 1, memory),
+            boxes_at_once(
+                split(model.network), model.network.input_shapes, self.classes - 1, memory
+            ),
         )
 
     def __call__(self, places: Sequence[int]) -> list[tuple[Finding, float, np.ndarray | None]]:
@@ -176,7 +160,7 @@ class Work:
         begin = time.perf_counter()
         cases = [_Case(Finding(int(label))) for label in self.data.labels[list(places)]]
         boxes = boxes_around(self.data.images[list(places)], self.how)
-        for case, outputs in zip(cases, self.classifier.run(boxes.centre), strict=True):
+        for case, outputs in zip(cases, self.model.run(boxes.centre), strict=True):
             self._predict(case, outputs)
         self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
         begin = _charge(cases, begin)
@@ -222,7 +206,7 @@ class Work:
 
     def _descend(self, cases, boxes: Boxes, lanes, starts, plan: attack.Plan) -> None:
         """Follows gradients for lanes (image, other class), and replays the best points."""
-        network = self.classifier.network
+        network = self.model.network
         width = attack.lanes_at_once(network)
         points, margins = [], []
         for begin in range(0, len(lanes), width):
@@ -248,7 +232,7 @@ class Work:
 
     def _targets(self, cases, boxes: Boxes, lanes) -> attack.Targets:
         images = [k for k, _ in lanes]
-        rows = np.zeros((len(lanes), 1, self.classifier.classes), np.float32)
+        rows = np.zeros((len(lanes), 1, self.classes), np.float32)
         for lane, (k, other) in enumerate(lanes):
             rows[lane, 0, cases[k].finding.label] = 1
             rows[lane, 0, other] = -1
@@ -264,7 +248,7 @@ class Work:
         """Whether ONNX Runtime misclassifies points of images, moved into their boxes."""
         least, most = boxes.least[images], boxes.most[images]
         points = np.clip(points.reshape(least.shape), least, most)
-        for k, point, outputs in zip(images, points, self.classifier.run(points), strict=True):
+        for k, point, outputs in zip(images, points, self.model.run(points), strict=True):
             case, found = cases[k], cases[k].finding
             if not case.open or not np.all(np.isfinite(outputs)):
                 continue
@@ -293,10 +277,10 @@ class Work:
             pairs = zip(*(earlier[k] for k in filled), strict=True)
             intermediate = tuple(tuple(map(np.stack, zip(*pair, strict=True))) for pair in pairs)
         found = networks.bound(
-            self.classifier.network,
+            self.model.network,
             boxes.lower[filled],
             boxes.upper[filled],
-            networks.margins(labels, self.classifier.classes),
+            networks.margins(labels, self.classes),
             method="nonconvex" if method == "optimised" else method,  # type: ignore
             intermediate=intermediate,
             threshold=goal,
@@ -321,9 +305,9 @@ class Work:
         """Whether the checker accepts what the bounds say; if not, the reason is noted."""
         if not self.check:
             return True
-        wanted = property_of(boxes.lower[k], boxes.upper[k], case.finding.label, self.classifier)
+        wanted = property_of(boxes.lower[k], boxes.upper[k], case.finding.label, self.classes)
         try:
-            certify(self.classifier.model, wanted, memory=self.memory)
+            certify(self.model, wanted, memory=self.memory)
         except Rejected as error:
             case.rejected = True
             case.finding.note = f"the checker rejects the proof: {error}"
@@ -335,7 +319,7 @@ class Work:
         lanes, starts = [], []
         for b, k in enumerate(waiting):
             if cases[k].open:
-                others = np.delete(np.arange(self.classifier.classes), cases[k].finding.label)
+                others = np.delete(np.arange(self.classes), cases[k].finding.label)
                 for row in np.argsort(cases[k].bounds, kind="stable")[:AIMS]:
                     lanes.append((k, int(others[row])))
                     starts.append(found.inputs[b, row].reshape(-1))
@@ -343,12 +327,12 @@ class Work:
             self._descend(cases, boxes, lanes, np.array(starts), attack.NEAR)
 
 
-def property_of(lower, upper, label: int, classifier: Classifier) -> properties.Property:
+def property_of(lower, upper, label: int, classes: int) -> properties.Property:
     """No other class reaches the label's output on a box, as a property for the checker."""
     lower, upper = (np.asarray(end, np.float64).reshape(-1) for end in (lower, upper))
     least, most = (np.array([Fraction(v) for v in end], object) for end in (lower, upper))
     box = properties.InputSet(least, most, lower, upper)
-    sizes = (len(lower), classifier.classes, 0)
+    sizes = (len(lower), classes, 0)
     one = Fraction(1)
     cases = tuple(
         properties.Case(
@@ -356,7 +340,7 @@ def property_of(lower, upper, label: int, classifier: Classifier) -> properties.
             (properties.Row((), ((label, one), (other, -one)), (), Fraction(0), False),),
             sizes,
         )
-        for other in range(classifier.classes)
+        for other in range(classes)
         if other != label
     )
     network = properties.Network(
