@@ -13,16 +13,15 @@ from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.networks.bounds import boxes_at_once
-from stagecert.networks.relaxation import split
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
-from stagecert.verify import attack
+from stagecert.verify import attack, ladder
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
 from stagecert_check import properties
 from stagecert_check.functions import Refused
 
-METHODS = ("ibp", "backward", "nonconvex", "optimised")
+METHODS = ladder.METHODS
 # The attack aims at this many classes at most: those that come nearest on the image itself.
 AIMS = 9
 # Points of each image that are run in ONNX Runtime after an attack, the most promising ones.
@@ -147,12 +146,11 @@ class Work:
         self.methods = METHODS[: METHODS.index(method) + 1]
         self.check, self.restarts, self.seed, self.memory = check, restarts, seed, memory
         self.classes = model.network.output_size
+        self.ladder = ladder.Ladder(model.network, memory)
         # Numbers of images that are multiples of this have the same compiled programs.
         self.width = min(
             batch,
-            boxes_at_once(
-                split(model.network), model.network.input_shapes, self.classes - 1, memory
-            ),
+            boxes_at_once(self.ladder.parts, model.network.input_shapes, self.classes - 1, memory),
         )
 
     def __call__(self, places: Sequence[int]) -> list[tuple[Finding, float, np.ndarray | None]]:
@@ -164,12 +162,12 @@ class Work:
             self._predict(case, outputs)
         self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
         begin = _charge(cases, begin)
-        intervals = None
+        self.ladder.forget()
         for method in self.methods:
             waiting = [case for case in cases if case.open]
             if not waiting:
                 break
-            intervals = self._bound(cases, boxes, method, intervals)
+            self._bound(cases, boxes, method)
             begin = _charge(waiting, begin)
         return [(_finished(case.finding), case.seconds, case.point) for case in cases]
 
@@ -206,19 +204,12 @@ class Work:
 
     def _descend(self, cases, boxes: Boxes, lanes, starts, plan: attack.Plan) -> None:
         """Follows gradients for lanes (image, other class), and replays the best points."""
-        network = self.model.network
-        width = attack.lanes_at_once(network)
         points, margins = [], []
-        for begin in range(0, len(lanes), width):
-            some = lanes[begin : begin + width]
-            first = starts[begin : begin + width]
-            # Filled up to a fixed number of lanes, so that one compilation serves all.
-            fill = width - len(some)
-            goal = self._targets(cases, boxes, some + some[:1] * fill)
-            first = np.concatenate([first, np.repeat(first[:1], fill, axis=0)])
-            found = attack.descend(network, first, goal, plan)
-            points.append(found.points[: len(some)])
-            margins.append(found.violation[: len(some)])
+        for some, count in attack.in_lanes(self.model.network, len(lanes)):
+            goal = self._targets(cases, boxes, [lanes[k] for k in some])
+            found = attack.descend(self.model.network, starts[some], goal, plan)
+            points.append(found.points[:count])
+            margins.append(found.violation[:count])
         points, margins = np.concatenate(points), np.concatenate(margins)
         margins = np.where(np.isnan(margins), np.inf, margins)
         images = np.array([k for k, _ in lanes])
@@ -260,46 +251,39 @@ class Work:
 
     # -- bounds -----------------------------------------------------------------------------------
 
-    def _bound(self, cases: list[_Case], boxes: Boxes, method: str, earlier) -> Any:
-        """Bounds all margins of the open images; `earlier` is what this returned before.
-
-        Returns:
-            {image: intervals of the activations' arguments}.
-        """
-        waiting = [k for k, case in enumerate(cases) if case.open]
-        # Filled up with the first one, with a threshold that ends its search at once.
-        filled = waiting + waiting[:1] * (-len(waiting) % self.width)
-        goal = np.zeros((len(filled), 1))
-        goal[len(waiting) :] = float(np.finfo(np.float32).min)
-        labels = [cases[k].finding.label for k in filled]
-        intermediate: Any = method
-        if method == "nonconvex":
-            pairs = zip(*(earlier[k] for k in filled), strict=True)
-            intermediate = tuple(tuple(map(np.stack, zip(*pair, strict=True))) for pair in pairs)
-        found = networks.bound(
-            self.model.network,
-            boxes.lower[filled],
-            boxes.upper[filled],
-            networks.margins(labels, self.classes),
-            method="nonconvex" if method == "optimised" else method,  # type: ignore
-            intermediate=intermediate,
-            threshold=goal,
-            memory=self.memory,
-        )
-        for k, bounds in zip(waiting, found.bound, strict=False):
-            case = cases[k]
-            # A bound that is not a number says nothing.
-            case.bounds = np.fmax(case.bounds, bounds)
-            case.finding.bound = float(case.bounds.min())
-            if 0 < case.finding.bound < np.inf and self._passes_the_gate(case, boxes, k):
-                case.finding.status, case.finding.certified = "certified", True
-                case.finding.checked, case.finding.method = self.check, method
+    def _bound(self, cases: list[_Case], boxes: Boxes, method: str) -> None:
+        """Bounds all margins of the open images."""
+        waiting, minima = [k for k, case in enumerate(cases) if case.open], []
+        for begin in range(0, len(waiting), self.width):
+            some = waiting[begin : begin + self.width]
+            found = self.ladder.bound(method, self._asked(cases, boxes, some))
+            assert found is not None  # there is no time limit
+            for k, bounds in zip(some, found.bound, strict=False):
+                case, known = cases[k], cases[k].finding
+                # A bound that is not a number says nothing.
+                case.bounds = np.fmax(case.bounds, bounds)
+                known.bound = float(case.bounds.min())
+                if 0 < known.bound < np.inf and self._passes_the_gate(case, boxes, k):
+                    known.status, known.certified = "certified", True
+                    known.checked, known.method = self.check, method
+            minima.append(found.points[: len(some)])
         if method != "ibp":
-            self._descend_from_minima(cases, boxes, waiting, found)
-        return {
-            k: tuple((low[b], high[b]) for low, high in found.intermediate)
-            for b, k in enumerate(waiting)
-        }
+            self._descend_from_minima(cases, boxes, waiting, np.concatenate(minima))
+
+    def _asked(self, cases: list[_Case], boxes: Boxes, some: list[int]) -> ladder.Boxes:
+        """All margins of some images, as many as are always bounded together."""
+        # Filled up with the first one, with a limit that ends its search at once.
+        filled = some + some[:1] * (self.width - len(some))
+        limits = np.zeros((len(filled), 1))
+        limits[len(some) :] = float(np.finfo(np.float32).min)
+        labels = [cases[k].finding.label for k in filled]
+        return ladder.Boxes(
+            filled,
+            boxes.lower[filled].reshape(len(filled), -1),
+            boxes.upper[filled].reshape(len(filled), -1),
+            networks.margins(labels, self.classes),
+            limits,
+        )
 
     def _passes_the_gate(self, case: _Case, boxes: Boxes, k: int) -> bool:
         """Whether the checker accepts what the bounds say; if not, the reason is noted."""
@@ -314,7 +298,7 @@ class Work:
             return False
         return True
 
-    def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], found) -> None:
+    def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], points) -> None:
         """Attacks from where the relaxation is smallest."""
         lanes, starts = [], []
         for b, k in enumerate(waiting):
@@ -322,7 +306,7 @@ class Work:
                 others = np.delete(np.arange(self.classes), cases[k].finding.label)
                 for row in np.argsort(cases[k].bounds, kind="stable")[:AIMS]:
                     lanes.append((k, int(others[row])))
-                    starts.append(found.inputs[b, row].reshape(-1))
+                    starts.append(points[b, row])
         if lanes:
             self._descend(cases, boxes, lanes, np.array(starts), attack.NEAR)
 
