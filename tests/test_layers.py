@@ -74,7 +74,7 @@ LAYERS = [
                    "equinox jax numpy onnx onnxruntime scipy"),
     ("robust",     "robust",
                    "basics bounding networks reader checker sweeps verify",
-                   "numpy onnx"),
+                   "numpy"),
     ("cli",        "cli __main__",
                    "basics core importers checker sweeps verify robust",
                    "jax numpy rich typer"),

@@ -80,7 +80,7 @@ def model_contents(path) -> Model:
         model.ParseFromString(data)
     except Exception:
         return Model(data)  # whoever reads it will say so
-    locations = sorted({location for tensor in _tensors(model) for location in _locations(tensor)})
+    locations = sorted({location for tensor in tensors(model) for location in _locations(tensor)})
     try:
         with path.open("rb") as file:
             if locations and file.read(2) == _GZIP:
@@ -111,7 +111,7 @@ def _inside(path: Path, location: str) -> Path:
     return target
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """All tensors that the checker may read."""
     yield from model.graph.initializer
     for nodes in (model.graph.node, *(function.node for function in model.functions)):

@@ -14,9 +14,9 @@ from exact import dense
 import stagecert
 from stagecert.errors import ProblemError
 from stagecert.robust import Robustness, robust, table
-from stagecert.robust.logits import without_softmax
 from stagecert.robust.table import COLUMNS
-from stagecert.verify.models import digest_of
+from stagecert.verify.contents import contents_of, digest_of
+from stagecert.verify.logits import without_softmax
 
 DIGITS = Path(stagecert.__file__).parent / "digits"
 MODEL = DIGITS / "digits.onnx"
@@ -290,7 +290,7 @@ def half_precision() -> bytes:
     [
         ({"model": b"rubbish"}, "ONNX"),
         ({"model": half_precision()}, "float16"),
-        ({"model": "missing.onnx"}, "missing.onnx cannot be read"),
+        ({"model": "missing.onnx"}, "missing.onnx: cannot be read"),
         ({"model": two_inputs()}, "The model has 2 inputs"),
         ({"model": linear_model([[1.0, 1.0]], [0.0])}, "one output"),
         ({"eps": "-1/255"}, "eps must not be negative"),
@@ -352,11 +352,11 @@ def test_a_last_softmax_is_left_out(operator):
 
 def test_other_softmaxes_are_not():
     model = linear_model(np.eye(3), np.zeros(3))
-    assert without_softmax(model) is None
-    assert without_softmax(ending_in("Softmax", model, axis=0)) is None  # ones
-    assert without_softmax(b"no model") is None
+    assert without_softmax(contents_of(model)) is None
+    assert without_softmax(contents_of(ending_in("Softmax", model, axis=0))) is None  # ones
+    assert without_softmax(contents_of(b"no model")) is None
     inside = ending_in("Relu", ending_in("Softmax", model, axis=-1).replace(b"end", b"mid"))
-    assert without_softmax(inside) is None
+    assert without_softmax(contents_of(inside)) is None
 
 
 def test_a_radius_of_all_pixels_is_warned_of():

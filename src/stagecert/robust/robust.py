@@ -13,7 +13,7 @@ from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
 from stagecert.robust.data import DataSet, data_set, number
 from stagecert.robust.images import Images
-from stagecert.robust.work import METHODS, Classifier, largest_batch
+from stagecert.robust.work import METHODS, largest_batch, must_be_covered, open_classifier
 from stagecert.sweeps import Item, Row, Store
 from stagecert.sweeps.tables import Format, check_format
 
@@ -128,32 +128,32 @@ class Robustness:
         if not isinstance(model, bytes):
             model = Path(model)
         try:
-            self.classifier = classifier = Classifier(model)
+            self.model = opened = open_classifier(model)
         except ProblemError as error:
             if isinstance(model, bytes) or str(model) in str(error):
                 raise
             raise ProblemError(f"{model}: {error}") from None
         if check:
-            classifier.must_be_covered()
-        data = data_set(images, labels, classifier.shape, classifier.classes)
+            must_be_covered(opened)
+        data = data_set(images, labels, opened.shape, opened.network.output_size)
         how.check(data.images)
         # What the caller is to be told, though the run goes on.
         self.warning = how.warning(data.images)
         self.notice = None
-        if classifier.dropped is not None:
+        if opened.dropped is not None:
             self.notice = (
-                f"The model ends in {classifier.dropped}, which keeps the order of classes: it is "
+                f"The model ends in {opened.dropped}, which keeps the order of classes: it is "
                 "left out, and margins and bounds are about the logits."
             )
-        self.batch = batch or largest_batch(classifier.network, memory)
+        self.batch = batch or largest_batch(opened.network, memory)
         count = min(len(data), limit or len(data))
         self.items = [Item(place, _key(place, data)) for place in range(count)]
         self.keys = {item.key for item in self.items}
         self.configuration = {
             "task": "robust",
             "stagecert": __version__,
-            "model": classifier.digest,
-            "without": classifier.dropped,
+            "model": opened.digest,
+            "without": opened.dropped,
             "eps": str(how.eps),
             "norm": "inf",
             "clip": None if how.clip is None else [str(v) for v in how.clip],
@@ -169,7 +169,7 @@ class Robustness:
         }
         self.data = DataSet(data.images[:count], data.labels[:count])
         self._work = Images(
-            classifier, model, self.data, how,
+            opened, self.data, how,
             {"method": method, "check": check, "restarts": restarts, "seed": seed,
              "memory": memory, "batch": self.batch, "time_limit": time_limit},
         )  # fmt: skip
@@ -197,7 +197,7 @@ class Robustness:
     def export(self, store: Store, format: str = "csv") -> table.Report:
         """Writes the files into the store's folder."""
         assert store.folder is not None
-        return table.export(store, self.keys, store.folder, self.classifier.shape, format)
+        return table.export(store, self.keys, store.folder, self.model.shape, format)
 
 
 def _key(place: int, data) -> str:

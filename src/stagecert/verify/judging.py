@@ -192,7 +192,8 @@ class _Judge:
         return found, None, seconds
 
     def _model(self, instance: Instance, wanted: str | None):
-        from stagecert.verify.models import OpenModel, digest_of
+        from stagecert.verify.contents import digest_of
+        from stagecert.verify.models import OpenModel
 
         path = instance.model_path
         if wanted is None or wanted not in self.models:

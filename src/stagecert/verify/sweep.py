@@ -13,9 +13,9 @@ from stagecert.errors import ProblemError
 from stagecert.files import write_csv, write_whole
 from stagecert.sweeps import Item, Row, Store
 from stagecert.sweeps.tables import write_table
+from stagecert.verify.contents import digest_of
 from stagecert.verify.instances import Instance, stem
 from stagecert.verify.judging import VERDICTS, Attached, Hashes, Judging
-from stagecert.verify.models import digest_of
 
 COLUMNS = {
     "index": int,

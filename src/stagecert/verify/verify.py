@@ -9,19 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from stagecert import networks
 from stagecert.errors import ProblemError
-from stagecert.networks.bounding.relaxation import Split, split
 from stagecert.networks.bounding.search import few_sizes
-from stagecert.networks.bounding.stepwise import Passes, rows_at_once
-from stagecert.networks.regions import regions_of
-from stagecert.problem import as_arrays
 from stagecert.verify import agreement, attack
 from stagecert.verify.complete import Complete
+from stagecert.verify.ladder import Boxes, Ladder
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.proving import (
     Certified,
@@ -31,7 +25,7 @@ from stagecert.verify.proving import (
     Rejected,
     certify,
 )
-from stagecert.verify.queries import Group, for_users, groups_of
+from stagecert.verify.queries import Group, groups_of
 from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter
@@ -99,16 +93,6 @@ class _State:
     how: list[str | None]
     row: list[int | None]
     nearest: np.ndarray
-    arguments: tuple = ()  # intervals of all activations' arguments, by one pass back
-
-
-@dataclass(frozen=True, eq=False)
-class _Bounded:
-    """Bounds (boxes, rows), where they are attained, and the intervals behind them."""
-
-    bound: np.ndarray
-    points: np.ndarray
-    arguments: tuple
 
 
 class Verification:
@@ -144,7 +128,6 @@ class Verification:
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
         self.complete: Complete | None = None
-        self.parts: Split | None = None
         self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
         self.certified: Certified | None = None
         self.objection: str | None = None
@@ -159,6 +142,7 @@ class Verification:
         joining.check_names(model.several, self.property)
         check_memory(model.network, self.memory)
         self.network, self.groups = groups_of(model.network, self.property)
+        self.ladder = Ladder(self.network, self.memory, self._left, self.say)
         self.states = [
             _State(
                 np.full(len(group.rows), -np.inf),
@@ -314,7 +298,7 @@ class Verification:
         return self._decided() or self._late()
 
     def _left(self) -> float | None:
-        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.01)
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
 
     # -- counterexamples -----------------------------------------------------------------------
 
@@ -338,9 +322,8 @@ class Verification:
             restarts = max(width // max(len(cases), 1), 4)
             lanes = [case for case in cases for _ in range(restarts)]
             self.say(f"attacking {len(cases)} cases")
-            for begin in range(0, len(lanes), width):
-                some = lanes[begin : begin + width]
-                some += [some[0]] * (width - len(some))
+            for places, _ in attack.in_lanes(self.network, len(lanes)):
+                some = [lanes[k] for k in places]
                 goal = attack.targets(self.groups, some)
                 # Short descents have the same starting points whether there are long ones or not.
                 draw = self.draw if plan in attack.SHORT else self.draw_long
@@ -401,20 +384,27 @@ class Verification:
         if not any(map(len, picks)):
             return
         # So that fewer sizes are compiled; the first row fills up the others.
-        parts = self._split_network()
-        most = few_sizes(parts.layers, max(map(len, picks)), len(chosen))
+        most = few_sizes(self.ladder.parts.layers, max(map(len, picks)), len(chosen))
         picks = [np.concatenate([p, np.repeat(p[:1], most - len(p))]) for p in picks]
         self.say(f"bounding {len(chosen)} boxes x {most} rows: {how}")
-        simple = how in ("ibp", "backward")
-        found = (self._by_passes if simple else self._by_search)(how, chosen, picks)
+        found = self.ladder.bound(how, self._asked(chosen, picks))
         if found is None:
             return
         for k, (g, pick) in enumerate(zip(chosen, picks, strict=True)):
-            if how == "backward":
-                self.states[g].arguments = tuple((low[k], high[k]) for low, high in found.arguments)
             self._note(how, g, pick, found.bound[k])
         if not self._decided() and how != "ibp":
             self._try_minimisers(found.points, chosen)
+
+    def _asked(self, chosen: list[int], picks: list) -> Boxes:
+        """The boxes of groups, and the picked rows of each."""
+        groups = [self.groups[g] for g in chosen]
+        return Boxes(
+            chosen,
+            np.stack([group.inputs.lower64 for group in groups]).astype(float),
+            np.stack([group.inputs.upper64 for group in groups]).astype(float),
+            np.stack([group.matrix[p] for group, p in zip(groups, picks, strict=True)]),
+            np.stack([group.limits[p] for group, p in zip(groups, picks, strict=True)]),
+        )
 
     def _note(self, how: str, g: int, pick: np.ndarray, bounds: np.ndarray) -> None:
         """Keeps bounds of some rows of a group: each is a proof by itself."""
@@ -429,75 +419,6 @@ class Verification:
                 state.how[c], state.row[c] = how, row
                 state.refuted[c] = True
                 self.rows[group.numbers[c]] = row
-
-    def _boxes(self, chosen: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        ends = [(self.groups[g].inputs.lower64, self.groups[g].inputs.upper64) for g in chosen]
-        return tuple(np.stack(end).astype(float) for end in zip(*ends, strict=True))  # type: ignore
-
-    def _split_network(self) -> Split:
-        """The network, cut at its activations, as float64 arrays."""
-        parts = self.parts
-        if parts is None:
-            with jax.enable_x64(True):
-                parts = self.parts = as_arrays(split(self.network), jnp.float64)
-        return parts
-
-    def _by_passes(self, how: str, chosen: list[int], picks: list) -> "_Bounded | None":
-        """One pass back, on intervals or on intervals that passes back have tightened."""
-        with jax.enable_x64(True):
-            parts = self._split_network()
-            lower, upper = self._boxes(chosen)
-            regions = regions_of(
-                self.network, for_users(self.network, lower), for_users(self.network, upper), None
-            )
-            passes = Passes(
-                parts, regions, rows_at_once(parts, self.memory),
-                refine=how == "backward", stop=self._late,
-                share=lambda layer, done, size: self.say(
-                    f"bounding: {how}, layer {layer} of {len(parts.layers)}, {done} of {size}"
-                ),
-            )  # fmt: skip
-            if not passes.complete:
-                return None
-            rows = np.concatenate(
-                [self.groups[g].matrix[p] for g, p in zip(chosen, picks, strict=True)]
-            )
-            found = passes.bound(np.repeat(np.arange(len(chosen)), len(picks[0])), rows)
-            shape = len(chosen), len(picks[0])
-            return _Bounded(
-                found.bound.reshape(shape),
-                found.minimisers.reshape(*shape, -1),
-                jax.tree.map(np.asarray, passes.arguments),
-            )
-
-    def _by_search(self, how: str, chosen: list[int], picks: list) -> "_Bounded":
-        """The search of `networks.bound`."""
-        groups = [self.groups[g] for g in chosen]
-        rows = np.stack([group.matrix[p] for group, p in zip(groups, picks, strict=True)])
-        limits = np.stack([group.limits[p] for group, p in zip(groups, picks, strict=True)])
-        lower, upper = self._boxes(chosen)
-        found = networks.bound(
-            self.network,
-            for_users(self.network, lower),
-            for_users(self.network, upper),
-            rows,
-            method="nonconvex",
-            intermediate=self._earlier(chosen) if how == "nonconvex" else "optimised",
-            threshold=np.where(np.isfinite(limits), limits, np.finfo(float).max),
-            time_limit=self._left(),
-            memory=self.memory,
-        )
-        inputs = found.inputs if isinstance(found.inputs, tuple) else (found.inputs,)
-        points = np.concatenate([x.reshape(*rows.shape[:2], -1) for x in inputs], axis=2)
-        return _Bounded(found.bound, points, found.intermediate)
-
-    def _earlier(self, chosen: list[int]) -> tuple:
-        """The intervals that one pass back gave."""
-        per_box = [self.states[g].arguments for g in chosen]
-        return tuple(
-            (np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs]))
-            for pairs in zip(*per_box, strict=True)
-        )
 
     def _try_minimisers(self, points: np.ndarray, chosen: list[int]) -> None:
         """Attacks from the points where bounds are attained: (boxes, rows, entries)."""
@@ -514,15 +435,11 @@ class Verification:
         )
 
     def _descend_from(self, starts: np.ndarray, lanes: list[tuple[int, int]]) -> None:
-        width = attack.lanes_at_once(self.network)
-        for begin in range(0, len(lanes), width):
-            some = lanes[begin : begin + width]
-            pad = width - len(some)
-            points = np.concatenate([starts[begin : begin + width], starts[[begin] * pad]])
-            some = some + [some[0]] * pad
-            goal = attack.targets(self.groups, some)
-            found = attack.descend(self.network, points, goal, attack.NEAR)
-            self._judge(found.points, found.violation, some)
+        for some, _ in attack.in_lanes(self.network, len(lanes)):
+            chosen = [lanes[k] for k in some]
+            goal = attack.targets(self.groups, chosen)
+            found = attack.descend(self.network, starts[some], goal, attack.NEAR)
+            self._judge(found.points, found.violation, chosen)
             if self._over():
                 return
 

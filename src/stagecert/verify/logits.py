@@ -1,26 +1,28 @@
 """Classifiers that end in Softmax or LogSoftmax, without it: classes keep their order."""
 
-import gzip
 import math
-from pathlib import Path
 
 import onnx
 
-from stagecert.errors import ProblemError
+from stagecert.verify.contents import in_one_piece
+from stagecert_check import external
 
 _LAST = ("Softmax", "LogSoftmax")
 # From this opset on, Softmax is along one axis; before, along all from one axis on.
 _ONE_AXIS = 13
 
 
-def without_softmax(source: bytes | Path) -> tuple[str, bytes] | None:
+def without_softmax(contents: external.Model) -> tuple[str, bytes] | None:
     """The operator that a model ends in, and the model without it, with all of its weights.
 
     None if it does not end in a Softmax or LogSoftmax of all of its outputs together. Both keep the
     order of the outputs, so that they have no influence on which class is the largest.
     """
-    model = _read(source, weights=False)
-    if model is None or len(model.graph.output) != 1:
+    try:
+        model = onnx.load_from_string(contents.data)
+    except Exception:
+        return None  # whoever reads it next says what is wrong
+    if len(model.graph.output) != 1:
         return None
     (output,) = model.graph.output
     last = [node for node in model.graph.node if output.name in node.output]
@@ -34,8 +36,7 @@ def without_softmax(source: bytes | Path) -> tuple[str, bytes] | None:
     ]
     if not _of_all(node, shape, _opset(model)):
         return None
-    full = _read(source, weights=True)
-    assert full is not None
+    full = in_one_piece(contents)
     full.graph.node.remove(next(n for n in full.graph.node if output.name in n.output))
     full.graph.output[0].name = node.input[0]
     # Some file may declare that value as an inner one.
@@ -59,17 +60,3 @@ def _of_all(node: onnx.NodeProto, shape: list[int], opset: int) -> bool:
 
 def _opset(model: onnx.ModelProto) -> int:
     return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
-
-
-def _read(source: bytes | Path, weights: bool) -> onnx.ModelProto | None:
-    """A model, with the weights that it keeps elsewhere or without; None if it is no model."""
-    try:
-        if isinstance(source, bytes):
-            return onnx.load_from_string(source)
-        if source.name.endswith(".gz"):
-            return onnx.load_from_string(gzip.decompress(source.read_bytes()))
-        return onnx.load(source, load_external_data=weights)
-    except Exception as error:
-        if weights:
-            raise ProblemError(f"{source} cannot be read: {error}") from None
-        return None  # whoever reads it next says what is wrong
