@@ -144,7 +144,9 @@ def robust(
                     running.claim()
                 summary = write(store)
             if not as_json and not quiet:
-                _print(summary, folder, known)
+                files = f"The table is {folder / f'results.{format}'}"
+                files += f", the report {folder / REPORT}." if report else "."
+                _print(summary, known, files)
             return summary
 
         # Bad input is told before any work.
@@ -162,13 +164,15 @@ def robust(
             ]
             if report:
                 report_of_radii(out / REPORT, found, command=command(), name=model.name)
+                if not as_json and not quiet:
+                    print(f"The report of all radii is {out / REPORT}.")
         if as_json:
             told = [one.to_dict() | {"seconds": round(one.seconds, 3)} for one in found]
             print(json.dumps(told[0] if len(told) == 1 else told))
         raise typer.Exit(0)
 
 
-def _print(report, out: Path, known: int) -> None:
+def _print(report, known: int, files: str) -> None:
     from stagecert.robust.boxes import written
 
     console = Console()
@@ -198,8 +202,7 @@ def _print(report, out: Path, known: int) -> None:
         console.print(f"{report.errors} images have errors; see the column note.", highlight=False)
     new = report.done - known
     console.print(
-        f"{new} images computed now, {known} before; {report.seconds:.1f} s in all. "
-        f"The table is in {out}.",
+        f"{new} images computed now, {known} before; {report.seconds:.1f} s in all. {files}",
         highlight=False,
         soft_wrap=True,
     )
