@@ -271,7 +271,7 @@ def bound(
 
 def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
     """A result with envelopes in the place of triangles, where there was time for them."""
-    from stagecert.networks.envelope_bounds import Limits, improve
+    from stagecert.networks.bounding.envelope_bounds import Limits, improve
 
     aim = np.full(found.bound.shape, np.inf) if goal is None else goal
     done = found.bound > aim
@@ -300,7 +300,8 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     bound = np.fmax(found.bound, more.bound)
     with np.errstate(invalid="ignore"):
         closed = value - bound <= limits["atol"] + limits["rtol"] * np.abs(bound)
-    status = np.where(more.reached, Status.ITERATION_LIMIT, found.status)
+    status = found.status.copy()
+    status[more.reached] = Status.ITERATION_LIMIT
     status[~done & ~more.reached] = Status.TIME_LIMIT
     status[closed & np.isfinite(value)] = Status.GAP_REACHED
     if goal is not None:

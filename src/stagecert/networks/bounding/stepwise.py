@@ -299,7 +299,8 @@ class Passes:
         moves = any(window.moves for window in goal.windows)
         arrived = tuple(arriving.get((True, k), ()) for k in inputs)
         portion = Rows(boxes, _places(places, moves), sums)
-        return Way(*finish(self.sets, goal, portion, arrived), met)
+        bound, coefficients, minimisers = finish(self.sets, goal, portion, arrived)
+        return Way(bound, coefficients, minimisers, met)
 
     def _searched(self, start: Start, where, way: Way, steps: int):
         """The best bounds of a pass and a few steps after it, and the lines of the best step.
@@ -459,10 +460,4 @@ def _chosen(higher: np.ndarray, new: dict[int, Lines], old: dict[int, Lines]) ->
         a, b = np.asarray(a), np.asarray(b)
         return np.where(higher.reshape(*higher.shape, *(1,) * (a.ndim - 2)), a, b)
 
-    return {
-        k: Lines(
-            *(pick(getattr(new[k], name), getattr(old[k], name))
-              for name in ("low_slope", "low_offset", "high_slope", "high_offset"))
-        )
-        for k in new
-    }  # fmt: skip
+    return {k: jax.tree.map(pick, new[k], old[k]) for k in new}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.networks.neurons import Neurons, envelope, moved, read, single
+from stagecert.networks.bounding.neurons import Neurons, envelope, moved, read, single
 from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.functions import Activation
 from stagecert_check.graph import Program, Shift
@@ -93,9 +93,8 @@ class Envelope:
         wide = np.where(bent, high - low, 1)
         chord = np.where(bent, (at_high - at_low) / wide, np.where(low >= 0, b, a))
         over = np.where(bent, at_low - chord * low, 0)
-        ends = low, high, chord, over
-        return Kinked(slopes, *(x.astype(np.float32) for x in ends), bent,
-                      sources_of(self.program, index))  # fmt: skip
+        low, high, chord, over = (x.astype(np.float32) for x in (low, high, chord, over))
+        return Kinked(slopes, low, high, chord, over, bent, sources_of(self.program, index))
 
     # -- passes ----------------------------------------------------------------------------------
 
