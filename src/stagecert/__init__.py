@@ -26,7 +26,17 @@ if TYPE_CHECKING:  # what type checkers and the reference see; a test compares i
     from stagecert.errors import ProblemError
     from stagecert.evidence import Assumptions, Evidence
     from stagecert.formula import Anchor, lower_bound
-    from stagecert.pieces import abs, max, maximum, min, minimum, piecewise_linear, relu
+    from stagecert.pieces import (
+        abs,
+        max,
+        max_allocation,
+        maximum,
+        min,
+        min_allocation,
+        minimum,
+        piecewise_linear,
+        relu,
+    )
     from stagecert.plotting import plot_trace
     from stagecert.problem import (
         AbstractStage,
@@ -71,7 +81,17 @@ HOMES = {
         "errors": ("ProblemError",),
         "evidence": ("Assumptions", "Evidence"),
         "formula": ("Anchor", "lower_bound"),
-        "pieces": ("abs", "max", "maximum", "min", "minimum", "piecewise_linear", "relu"),
+        "pieces": (
+            "abs",
+            "max",
+            "max_allocation",
+            "maximum",
+            "min",
+            "min_allocation",
+            "minimum",
+            "piecewise_linear",
+            "relu",
+        ),
         "plotting": ("plot_trace",),
         "problem": (
             "AbstractStage",
@@ -127,8 +147,10 @@ __all__ = [
     "check",
     "lower_bound",
     "max",
+    "max_allocation",
     "maximum",
     "min",
+    "min_allocation",
     "minimum",
     "networks",
     "piecewise_linear",

@@ -21,6 +21,7 @@ from stagecert_check.functions import Activation, Refused
 from stagecert_check.graph import Program, Shift
 from stagecert_check.linear import Linear, Move, Reshape
 from stagecert_check.numbers import LARGEST, Arithmetic
+from stagecert_check.planes import Planes
 
 # A computed slip is a sum of up to billions of terms: it may itself be rounded by less than this.
 _GENEROUS = 1 + 1e-6
@@ -188,6 +189,22 @@ class Facts:
 
         return lower_bounds(self, of, start, lines)
 
+    def affine(self, index: int, of, entry, sources: list[int]) -> tuple[Any, list]:
+        """(top, weights): an entry of a value is at most top + weights . sources, on its box."""
+        shape = self.low[index].shape[1:]
+        rows = np.zeros((len(of), int(np.prod(shape))))
+        rows[np.arange(len(rows)), entry] = -1
+        start = {index: self.arithmetic.array(rows.reshape(-1, *shape))}
+        least, met = _Pass(self, of, start, {}, {}).down_to(sources)
+        nothing = self.arithmetic.array(np.zeros(1))
+        weights = [
+            -met[k].reshape(len(of), -1)
+            if k in met
+            else np.broadcast_to(nothing, (len(of), int(np.prod(self.low[k].shape[1:]))))
+            for k in sources
+        ]
+        return -least, weights
+
     def improve(self, index: int, of, entry, sign: int, found) -> None:
         """Makes intervals tighter by lower bounds on sign * entries."""
         ends = self.low if sign > 0 else self.high
@@ -197,10 +214,10 @@ class Facts:
         flat[of, entry] = sign * best
         self._magnitudes.pop(index, None)
 
-    def meet(self, index: int, whole: "Facts") -> None:
-        """Makes intervals tighter by those of one box that contains all."""
-        self.low[index] = np.maximum(self.low[index], whole.low[index])
-        self.high[index] = np.minimum(self.high[index], whole.high[index])
+    def meet(self, index: int, low, high) -> None:
+        """Makes intervals tighter by others that hold too."""
+        self.low[index] = np.maximum(self.low[index], low)
+        self.high[index] = np.minimum(self.high[index], high)
         self._magnitudes.pop(index, None)
 
     def _activation(self, function: Activation, index: int, argument: int):
@@ -210,7 +227,13 @@ class Facts:
         return tuple(map(real.array, function.image(low, high)))
 
 
-def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -> np.ndarray:
+def lower_bounds(
+    facts: Facts,
+    of: np.ndarray,
+    start,
+    lines: dict[int, Lines],
+    planes: dict[int, Planes] | None = None,
+) -> np.ndarray:
     """For each row a lower bound on the sum of start[v] . v over the values v.
 
     Args:
@@ -218,6 +241,7 @@ def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -
         start: a function that gives the arrays (rows, *shape) by node, for a slice of the rows.
         lines: of activations, by node; arrays have an axis of rows. The default ones are used
             where none are given.
+        planes: above neurons of activations, by node, instead of their lines.
     """
     widest = max(int(np.prod(node.shape)) for node in facts.program.nodes)
     at_once = max(_ENTRIES_AT_ONCE // widest, 1)
@@ -229,14 +253,15 @@ def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -
     parts = []
     for some in slices:
         given = {k: tuple(x[some] for x in line) for k, line in lines.items()}
-        parts.append(_Pass(facts, of[some], start(some), given).bounds())
+        above = {k: x.within(some) for k, x in (planes or {}).items()}
+        parts.append(_Pass(facts, of[some], start(some), given, above).bounds())
     return np.concatenate(parts)
 
 
 class _Pass:
-    def __init__(self, facts: Facts, of, start: dict[int, Any], lines: dict[int, tuple]):
+    def __init__(self, facts: Facts, of, start: dict[int, Any], lines: dict[int, tuple], planes):
         self.facts, self.real, self.of = facts, facts.arithmetic, of
-        self.lines, self.cotangents = lines, dict(start)
+        self.lines, self.planes, self.cotangents = lines, planes, dict(start)
         zero = self.real.array(np.zeros(len(of)))
         self.total, self.slip, self.size, self.added = zero, zero, zero, 0
         # Which boxes the rows are on; one box stands for all rows if it is the only one.
@@ -275,9 +300,13 @@ class _Pass:
         self.cotangents[index] = g
 
     def bounds(self) -> np.ndarray:
+        return self.down_to([])[0]
+
+    def down_to(self, ends: list[int]) -> tuple[np.ndarray, dict[int, Any]]:
+        """A bound on what was added up before some values, and the cotangents of these."""
         facts, nodes = self.facts, self.facts.program.nodes
         for index in range(max(self.cotangents, default=-1), -1, -1):
-            if index not in self.cotangents:
+            if index not in self.cotangents or index in ends:
                 continue
             g, node = self.cotangents.pop(index), nodes[index]
             if node.operation is None:
@@ -296,12 +325,15 @@ class _Pass:
         # The totals of all values are sums of `added` numbers.
         self.slip = self.slip + self.real.slip(2 * self.added + 2, 0) * self.size
         if self.real.exact:
-            return self.total - self.slip
-        return np.nextafter(self.total - self.slip * _GENEROUS, -np.inf)
+            return self.total - self.slip, self.cotangents
+        least = np.nextafter(self.total - self.slip * _GENEROUS, -np.inf)
+        return least, self.cotangents
 
     def _activation(self, index: int, argument: int, g) -> None:
         line = self.lines.get(index) or [x[self.boxes] for x in self.facts.lines[index]]
         low_slope, low_offset, high_slope, high_offset = line
+        if index in self.planes:
+            g = self._above(index, g, self.planes[index])
         up = g > 0
         self._add(g, chosen := np.where(up, low_offset, high_offset), np.abs(chosen))
         if low_slope.ndim > g.ndim:  # a maximum
@@ -312,6 +344,45 @@ class _Pass:
             self.slip = self.slip + self.real.slip(1, 0) * size
             self._underflows(2, argument)
         self._send(argument, back)
+
+    def _above(self, index: int, g, planes: Planes) -> Any:
+        """Sends shares of negative cotangents through planes; returns what is left."""
+        at = planes.rows, planes.entries
+        left = g.reshape(len(self.of), -1).copy()
+        taken = np.where(left[at] < 0, left[at] * self.real.array(planes.shares), left[at] * 0)
+        if not self.real.exact:
+            # What is left is rounded, and so is the sum of the two.
+            magnitude = np.broadcast_to(
+                self.facts.magnitude(index)[self.boxes].reshape(-1, left.shape[1]), left.shape
+            )
+            off = np.abs(left[at]) * magnitude[at]
+            self.slip = self.slip + self.real.slip(2, 0) * self._by_row(planes, off)
+            self._underflows(2, index)
+        left[at] = left[at] - taken
+        terms = taken * planes.offsets
+        most = int(np.bincount(planes.rows, minlength=1).max()) + 4
+        self.total = self.total + self._by_row(planes, terms)
+        self.added += 1
+        if not self.real.exact:
+            size = self._by_row(planes, np.abs(terms))
+            self.slip = self.slip + self.real.slip(most, 0) * size + self.real.tiny(most)
+            self.size = self.size + size
+        for k, slopes in planes.slopes.items():
+            back = taken[:, None] * slopes
+            if not self.real.exact:
+                size = self._inner(
+                    self._by_row(planes, np.abs(back)), self.facts.magnitude(k)[self.boxes]
+                )
+                self.slip = self.slip + self.real.slip(most, 0) * size
+                self._underflows(most, k)
+            self._send(k, self._by_row(planes, back).reshape(-1, *self.facts.low[k].shape[1:]))
+        return left.reshape(g.shape)
+
+    def _by_row(self, planes: Planes, x) -> Any:
+        """The sums of what belongs to planes, row by row."""
+        found = np.zeros((len(self.of), *x.shape[1:]), x.dtype)
+        np.add.at(found, planes.rows, x)
+        return found
 
     def _linear(self, index: int, node, g) -> None:
         operation, nodes = node.operation, self.facts.program.nodes

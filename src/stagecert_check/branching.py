@@ -113,7 +113,9 @@ class Branching:
         if np.array_equal((low, high), whole.inputs):
             return whole
         return Facts(self._real, self._program, low, high).derive(
-            lambda facts, _, argument: facts.meet(argument, whole)
+            lambda facts, _, argument: facts.meet(
+                argument, whole.low[argument], whole.high[argument]
+            )
         )
 
     def _kept(self, key: tuple, make) -> Facts:

@@ -76,7 +76,8 @@ def _normalized(call: Call, x: Value, axes: tuple[int, ...]) -> Value:
     if not 0 < epsilon < math.inf:
         raise Refused("needs a positive epsilon")
     kept = tuple(1 if k in axes else n for k, n in enumerate(x.shape))
-    share = settled(1 / arb(math.prod(x.shape[k] for k in axes)))
+    count = math.prod(x.shape[k] for k in axes)
+    share = settled(1 / arb(count))
 
     def mean(v: Value) -> Value:
         return call.scale(call.apply(linear.Reduce(axes, x.shape), v, shape=kept), share)
@@ -85,7 +86,16 @@ def _normalized(call: Call, x: Value, axes: tuple[int, ...]) -> Value:
     centred = call.apply(linear.Sum((1, -1)), x, centre, shape=x.shape)
     variance = mean(call.activate(activation_of("square"), centred))
     deviation = call.activate(activation_of("sqrt"), call.shift(variance, np.array(epsilon)))
-    return patterns.product(call, centred, call.activate(activation_of("reciprocal"), deviation))
+    inverse = call.activate(activation_of("reciprocal"), deviation)
+    made = patterns.product(call, centred, inverse)
+    if count == 1:
+        return made
+    # Of numbers that add up to zero, one is at most sqrt(n - 1) times their deviation. Bounds may
+    # be beyond that: clip changes these only.
+    reach = float(np.nextafter(np.float32(math.sqrt(count - 1)), np.float32(np.inf)))
+    if not arb(reach) ** 2 >= count - 1:
+        raise Refused("normalises too many entries")
+    return call.activate(activation_of("clip", low=-reach, high=reach), made)
 
 
 @handles("ReduceL1", "ReduceL2", "ReduceSumSquare")

@@ -11,7 +11,7 @@ from jax import lax
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import operations as op
-from stagecert.networks.jax import from_jax, supported
+from stagecert.networks.importers.jax.functions import from_jax, supported
 
 KEY = jax.random.key(0)
 

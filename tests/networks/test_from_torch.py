@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from stagecert import networks  # noqa: E402
 from stagecert.errors import ProblemError  # noqa: E402
 from stagecert.networks import operations as op  # noqa: E402
-from stagecert.networks.torch import from_torch  # noqa: E402
+from stagecert.networks.importers.torch import from_torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from benchmarks.fuzz import exact, graph_run, graphs
 from benchmarks.fuzz.checks import Checks, Shares, property_text
 from benchmarks.fuzz.mutant_run import hunt
 from benchmarks.fuzz.mutants import all_mutants
-from stagecert.networks.onnx import supported
+from stagecert.networks.importers.onnx.model import supported
 from stagecert_check import properties
 
 CHEAP = Shares(ibp=0, backward=0, compiled=0, forged=0.3, rational=0.1, proofs=0, verify=0)

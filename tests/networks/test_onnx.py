@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from stagecert.errors import ProblemError
-from stagecert.networks.onnx import describe, load, supported
+from stagecert.networks.importers.onnx.model import describe, load, supported
 
 NEWEST = onnx.defs.onnx_opset_version()
 # What this onnxruntime runs; newer opsets are compared with onnx's own reference.
@@ -1042,7 +1042,7 @@ def test_networks_in_the_data_folder():
 
 
 def test_constants_may_not_add_up_to_too_much(monkeypatch):
-    from stagecert.networks import onnx as reader
+    from stagecert.networks.importers.onnx import model as reader
 
     monkeypatch.setattr(reader, "LARGEST_COMPUTED", 5000)
     g = Graph(17, x=["batch", 10])

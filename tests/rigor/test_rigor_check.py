@@ -129,7 +129,7 @@ def test_every_operator_and_activation_in_one_network(tmp_path):
     report = check(*files.paths)
     assert report.accepted, report.reasons
     # The activations are in the order of the library's own reader.
-    from stagecert.networks.relaxation import split
+    from stagecert.networks.bounding.relaxation import split
 
     program = graph.read(model.SerializeToString(), Arithmetic())
     parts = split(networks.load(files.paths[0]))

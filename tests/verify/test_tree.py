@@ -23,8 +23,8 @@ def no_splits_of_inputs(monkeypatch):
     monkeypatch.setattr(splitting, "LARGEST_DIMENSION", 0)
 
 
-def searched(model, text, tight: bool = False) -> complete.Complete:
-    """A finished search, without attacks."""
+def searched(model, text, tight: bool = False, most: int = 2000) -> complete.Complete:
+    """A search without attacks, finished in at most so many steps."""
     model = OpenModel(model)
     wanted = properties.load(text)
     _, groups = groups_of(model.network, wanted)
@@ -34,7 +34,7 @@ def searched(model, text, tight: bool = False) -> complete.Complete:
         assert found.tighten(open_, lambda: False)
     assert found.plant(open_, lambda: False)
     assert found.tree is not None
-    for _ in range(2000):
+    for _ in range(most):
         found.tree.step()
         if found.tree.done or found.tree.stuck:
             break
@@ -210,3 +210,33 @@ def test_time_and_memory_limits_are_kept():
         found.tree.step()
         assert len(found.tree.stack) <= found.tree.most + found.tree.batch
     assert found.tree.seen > 60
+
+
+def test_products_are_split_and_their_planes_tilted():
+    # With p and q, the relus of x, the least value of p q (p - 1) on the box is -1 / 4; planes
+    # through the corners of the boxes allow -1 / 2.
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        graph (float[1, 2] x) => (float[1, 1] y)
+        <float[2, 1] first = {1, 0}, float[2, 1] second = {0, 1}, float one = {1}> {
+            a = MatMul(x, first)
+            b = MatMul(x, second)
+            p = Relu(a)
+            q = Relu(b)
+            m = Mul(p, q)
+            n = Sub(p, one)
+            y = Mul(m, n)
+        }
+        """
+    )
+    text = vnnlib(LOW, HIGH, "(<= Y_0 -0.3)", 1)
+    found = searched(model, text)
+    assert found.tree is not None
+    assert found.tree.done
+    (tree,) = found.branches()
+    assert tree.leaves > 1
+    assert tried(Checker(found.program, properties.load(text)), tree).refuted.all()
+    never = searched(model, vnnlib(LOW, HIGH, "(<= Y_0 -0.24)", 1), most=20)
+    assert never.tree is not None
+    assert not never.tree.done

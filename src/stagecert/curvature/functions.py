@@ -64,6 +64,16 @@ def _max_last(x: Known, **_) -> Known:
     return _reduce_max(x, (len(x.shape) - 1,))
 
 
+@rule(pieces.allocation_p.name)
+def _allocation(x: Known, caps: Known, **_) -> Known:
+    last = len(x.shape) - 1
+    found = _reduce_max(x, (last,))
+    # A mean of the entries, with the best weights; by the caps it bends in other ways.
+    fixed = np.all((caps.doubts & CONSTANT) == 0, axis=last)
+    doubts = np.where(fixed, found.doubts, NOTHING_KNOWN)
+    return known(x.lo.min(axis=last), found.hi, doubts)
+
+
 @rule("cummax")
 def _cummax(x: Known, axis, reverse, **_) -> Known:
     turn = (lambda a: np.flip(a, axis)) if reverse else (lambda a: a)

@@ -30,6 +30,7 @@ def robust(
     mean: Any = 0,
     std: Any = 1,
     method: str = "nonconvex",
+    time_limit: float = 10.0,
     check: bool = True,
     restarts: int = 4,
     seed: int = 0,
@@ -53,7 +54,11 @@ def robust(
             that was interrupted, is not computed again. None keeps nothing.
         clip: the range of pixels, which cuts the boxes; None if there is none.
         mean, std: the network gets (pixel - mean) / std: a number, or one for each channel.
-        method: the last method to be tried: "ibp", "backward", "nonconvex" or "optimised".
+        method: the last method to be tried: "ibp", "backward", "nonconvex" or "optimised"; or
+            "complete", which after "backward" splits inputs or neurons, image by image, until
+            there is an answer or time is up.
+        time_limit: seconds an image for "complete", the check included; a pass that is under way
+            is finished.
         check: certify an image only once the independent checker has accepted the proof. Without,
             "certified" rests on the bounds alone.
         restarts: how many points the attack starts from, for each of up to nine other classes.
@@ -72,7 +77,8 @@ def robust(
     """
     run = Robustness(
         model, images, labels, eps, clip=clip, mean=mean, std=std, method=method,
-        check=check, restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
+        time_limit=time_limit, check=check, restarts=restarts, seed=seed, limit=limit, batch=batch,
+        memory=memory,
     )  # fmt: skip
     check_format(format)
     if run.warning:
@@ -100,6 +106,7 @@ class Robustness(Campaign):
         mean: Any = 0,
         std: Any = 1,
         method: str = "nonconvex",
+        time_limit: float = 10.0,
         check: bool = True,
         restarts: int = 4,
         seed: int = 0,
@@ -116,6 +123,8 @@ class Robustness(Campaign):
                 raise ProblemError(f"{name} must be at least {least}, not {value!r}.")
         if not 0 < memory < float("inf"):
             raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
+        if not 0 < time_limit < float("inf"):
+            raise ProblemError(f"time_limit must be a positive number of s, not {time_limit!r}.")
         how = Preparation(
             number(eps, "eps"), _range(clip), _numbers(mean, "mean"), _numbers(std, "std")
         )
@@ -154,6 +163,7 @@ class Robustness(Campaign):
             "mean": [str(v) for v in how.mean],
             "std": [str(v) for v in how.std],
             "method": method,
+            "time_limit": time_limit if method == "complete" else None,
             "checked": check,
             "restarts": restarts,
             "seed": seed,
@@ -164,7 +174,7 @@ class Robustness(Campaign):
         self.work = Images(
             opened, self.data, how,
             {"method": method, "check": check, "restarts": restarts, "seed": seed,
-             "memory": memory, "batch": self.batch},
+             "memory": memory, "batch": self.batch, "time_limit": time_limit},
         )  # fmt: skip
 
     def export(self, store: Store, format: str = "csv") -> table.Report:

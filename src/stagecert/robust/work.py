@@ -12,16 +12,22 @@ import numpy as np
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.bounds import boxes_at_once
+from stagecert.networks.bounding.bounds import boxes_at_once
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import attack, ladder
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
+from stagecert.verify.verify import verify
 from stagecert_check import properties
 from stagecert_check.functions import Refused
 
-METHODS = ladder.METHODS
+METHODS = (*ladder.METHODS, "complete")
+# What is tried, by the last method: the complete search needs no longer searches of one relaxation.
+TRIED = {
+    **{method: METHODS[: k + 1] for k, method in enumerate(ladder.METHODS)},
+    "complete": ("ibp", "backward", "complete"),
+}
 # The attack aims at this many classes at most: those that come nearest on the image itself.
 AIMS = 9
 # Points of each image that are run in ONNX Runtime after an attack, the most promising ones.
@@ -43,10 +49,12 @@ class Finding:
         becomes: the class that ONNX Runtime gives to the counterexample.
         method: what proved it.
         bound: a certified lower bound on the smallest margin (label minus any other class) over
-            the box; None if none was computed.
+            the box; None if none was computed. Zero where the complete search proved that it is
+            positive, and no more.
         attack: the smallest margin that ONNX Runtime computed for a point of the box.
         gap: attack - bound.
-        note: what went wrong, for "error"; why the checker rejects a proof, for "unknown".
+        note: what went wrong, for "error"; for "unknown" why the checker rejects a proof, or why
+            the complete search has no answer.
     """
 
     label: int
@@ -141,9 +149,10 @@ class Work:
         seed: int,
         memory: float,
         batch: int,
+        time_limit: float,
     ):
         self.model, self.data, self.how = model, data, how
-        self.methods = METHODS[: METHODS.index(method) + 1]
+        self.methods, self.time_limit = TRIED[method], time_limit
         self.check, self.restarts, self.seed, self.memory = check, restarts, seed, memory
         self.classes = model.network.output_size
         self.ladder = ladder.Ladder(model.network, memory)
@@ -167,8 +176,14 @@ class Work:
             waiting = [case for case in cases if case.open]
             if not waiting:
                 break
-            self._bound(cases, boxes, method)
-            begin = _charge(waiting, begin)
+            if method == "complete":
+                for k, case in enumerate(cases):
+                    if case.open:
+                        self._search_completely(case, cases, boxes, k)
+                        begin = _charge([case], begin)
+            else:
+                self._bound(cases, boxes, method)
+                begin = _charge(waiting, begin)
         return [(_finished(case.finding), case.seconds, case.point) for case in cases]
 
     def _predict(self, case: _Case, outputs: np.ndarray) -> None:
@@ -297,6 +312,30 @@ class Work:
             case.finding.note = f"the checker rejects the proof: {error}"
             return False
         return True
+
+    def _search_completely(self, case: _Case, cases: list[_Case], boxes: Boxes, k: int) -> None:
+        """Decides one image by splits, as `verify` decides a property, within the time limit."""
+        found = case.finding
+        wanted = property_of(boxes.lower[k], boxes.upper[k], found.label, self.classes)
+        verdict = verify(
+            self.model, wanted, self.time_limit, check=self.check, seed=self.seed,
+            memory=self.memory,
+        )  # fmt: skip
+        proven = np.array([one.proven for one in verdict.cases])
+        case.bounds = np.fmax(case.bounds, proven)
+        found.bound = float(np.min(case.bounds))
+        if verdict.counterexample is not None:
+            # Points of the property's box may lie outside of the image's, by rounding.
+            inputs = np.asarray(verdict.counterexample.inputs, np.float32)
+            self._replay(cases, np.array([k]), inputs[None], boxes)
+        if verdict.answer == "unsat":
+            found.status, found.certified = "certified", True
+            found.checked, found.method = verdict.checked, "complete"
+        elif case.open:
+            case.rejected = verdict.rejected
+            found.note = verdict.reason
+            if verdict.answer == "sat":
+                found.note = "two classes have the same output at a point of the box"
 
     def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], points) -> None:
         """Attacks from where the relaxation is smallest."""

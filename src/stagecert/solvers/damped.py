@@ -146,5 +146,4 @@ def first_memory(datum) -> Memory:
     """A piece of which only its unit and its first weights are known."""
     unit, weights = datum
     zero = jnp.zeros_like(unit)
-    pair = isinstance(weights, pieces.First)
-    return Memory(weights, unit, zero, zero if pair else jnp.zeros_like(weights))
+    return Memory(weights, unit, zero, pieces.nothing_compared(weights, unit))

@@ -57,7 +57,7 @@ def is_datum(node) -> bool:
         isinstance(node, tuple)
         and len(node) in (2, 3)
         and hasattr(node[0], "dtype")
-        and all(hasattr(x, "dtype") or isinstance(x, pieces.First) for x in node[1:])
+        and all(hasattr(x, "dtype") or pieces.is_weights(x) for x in node[1:])
     )
 
 

@@ -70,7 +70,5 @@ class SlopeAscent(AbstractSolver):
             return w + size * m / (jnp.sqrt(s) + jnp.finfo(s.dtype).tiny ** 0.5)
 
         slopes = jax.tree.map(moved, state.slopes, mean, square)
-        slopes = jax.tree.map(
-            pieces.nearest_weights, slopes, is_leaf=lambda x: isinstance(x, pieces.First)
-        )
+        slopes = jax.tree.map(pieces.nearest_weights, slopes, is_leaf=pieces.is_weights)
         return AscentState(state.point, slopes, mean, square, count), found

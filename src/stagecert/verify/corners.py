@@ -101,7 +101,7 @@ def _values(program: Program, form: Form, lane: Lanes, points):
                     for y in (lane.low, lane.high)]  # fmt: skip
             slope, _ = layer.function.slopes(ends[0], ends[1])
             value = slope * x
-            if layer.maximum:
+            if layer.joint:
                 value = value.sum(axis=-1)
             value = value + layer.function.offset(ends[0], ends[1], slope, 1)
         elif isinstance(node.operation, Shift):

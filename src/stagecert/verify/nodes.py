@@ -12,33 +12,37 @@ own reading of the model. They are written in NumPy: most properties need some h
 take less time than compiling would.
 """
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stagecert_check.functions import Activation, Maximum
+from stagecert.networks.neurons import single
+from stagecert_check.functions import Activation, Maximum, Product
 from stagecert_check.graph import Program, Shift
 
 
 @dataclass(eq=False)
 class Layer:
-    """An activation: where its argument is on the axis of all neurons, and what it is."""
+    """An activation: where its argument is on the axis of all neurons, and what it is.
+
+    A maximum and a product read the last axis of their argument: they are joint functions.
+    """
 
     function: Activation
     some: slice
     shape: tuple[int, ...]
     relu: bool
     maximum: bool
+    joint: bool
 
 
 class Form:
     """A checker's program in single precision, with the arguments of activations side by side."""
 
     def __init__(self, program: Program):
-        self.nodes = [_single(node) for node in program.nodes]
+        self.nodes = [single(node) for node in program.nodes]
         self.inputs, self.outputs = program.inputs, program.outputs
         self.sizes = [math.prod(node.shape) for node in self.nodes]
         self.layers: dict[int, Layer] = {}
@@ -48,10 +52,10 @@ class Form:
             argument = self.nodes[index].arguments[0]
             some = slice(begin, begin + self.sizes[argument])
             begin = some.stop
-            relu = getattr(function, "kind", "") == "relu"
-            self.layers[index] = Layer(
-                function, some, self.nodes[argument].shape, relu, isinstance(function, Maximum)
-            )
+            relu, maximum = getattr(function, "kind", "") == "relu", isinstance(function, Maximum)
+            joint = maximum or isinstance(function, Product)
+            shape = self.nodes[argument].shape
+            self.layers[index] = Layer(function, some, shape, relu, maximum, joint)
         self.neurons = begin
         self.curved = not all(layer.relu or layer.maximum for layer in self.layers.values())
         ends = [layer.some.stop for layer in self.layers.values()]
@@ -60,21 +64,6 @@ class Form:
     def joined(self, per_layer) -> np.ndarray:
         """Arrays (lanes, *shape) of all layers, side by side."""
         return np.concatenate([x.reshape(len(x), -1) for x in per_layer], axis=1)
-
-
-def _single(node):
-    """A node whose numbers are in single precision."""
-    node = copy.copy(node)
-    if isinstance(node.operation, Shift):
-        node.operation = Shift(np.asarray(node.operation.constant, np.float32))
-    elif hasattr(node.operation, "weights"):
-        node.operation = copy.copy(node.operation)
-        node.operation.weights = np.asarray(node.operation.weights, np.float32)
-    elif hasattr(node.operation, "conv"):
-        node.operation = copy.copy(node.operation)
-        node.operation.conv = copy.copy(node.operation.conv)
-        node.operation.conv.weights = np.asarray(node.operation.conv.weights, np.float32)
-    return node
 
 
 @dataclass(eq=False)
@@ -121,7 +110,7 @@ class Lanes:
 class Lines:
     """below * x + under <= activation(x) <= above * x + over; (lanes, neurons).
 
-    Offsets of a maximum are in the place of its first argument.
+    Offsets of a joint function are in the place of its first argument.
     """
 
     below: np.ndarray
@@ -191,7 +180,7 @@ def offsets(layer: Layer, low, high, lines) -> None:
     for slopes, offsets, side in ((lines[0], lines[1], 1), (lines[2], lines[3], -1)):
         given = slopes[:, some].astype(float).reshape(count, *layer.shape)
         found = layer.function.offset(ends[0], ends[1], given, side)
-        if layer.maximum:
+        if layer.joint:
             part = np.zeros((count, *layer.shape), np.float32)
             part[..., 0] = found
             found = part
@@ -253,7 +242,7 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
             blocks[index] = g
             part = lines[:, layer.some]
             up, sent = np.maximum(g, 0), g.reshape(count, -1)
-            wide = np.repeat(sent, layer.shape[-1], axis=1) if layer.maximum else sent
+            wide = np.repeat(sent, layer.shape[-1], axis=1) if layer.joint else sent
             up = np.maximum(wide, 0)
             down = up - wide
             bound += _offset_terms(layer, up, down, part)
@@ -308,12 +297,12 @@ def forth(
             part = lines[:, layer.some]
             g = found.blocks.get(index)
             g = np.zeros((count, 1), np.float32) if g is None else g.reshape(count, -1)
-            if layer.maximum:
+            if layer.joint:
                 g = np.repeat(g, layer.shape[-1], axis=1) if g.shape[1] > 1 else g
             up = g > 0
             value = np.where(up, part.below, part.above) * at
             value += np.where(up, part.under, part.over)
-            if layer.maximum:
+            if layer.joint:
                 value = value.reshape(count, *layer.shape).sum(axis=-1)
             value = value.reshape(count, *node.shape)
         elif isinstance(node.operation, Shift):

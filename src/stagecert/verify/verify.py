@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks.search import few_sizes
+from stagecert.networks.bounding.search import few_sizes
 from stagecert.verify import agreement, attack
 from stagecert.verify.complete import Complete
 from stagecert.verify.ladder import Boxes, Ladder

@@ -1,0 +1,146 @@
+"""Envelopes over all inputs of neurons: against linear programmes with all cuts, and the truth."""
+
+import itertools
+
+import envelope_truth as truth
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scipy.optimize import linprog
+
+import stagecert as sc
+from stagecert import networks
+from stagecert.networks import neurons
+from stagecert.networks.envelope_bounds import Limits, improve
+from stagecert.networks.programs import program_of
+from stagecert_check.bounds import Facts
+from stagecert_check.numbers import Arithmetic
+
+ROWS = np.array([[1.0, -1.0], [-1.0, 1.0]])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**31))
+def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
+    draw = np.random.default_rng(seed)
+    n = int(draw.integers(1, 6))
+    w, low = draw.normal(size=n), draw.normal(size=n)
+    high = low + draw.uniform(0.1, 2, size=n)
+    delta = np.abs(w) * (high - low)
+    least = np.where(w >= 0, w * low, w * high).sum()
+    b = -least - draw.uniform(0.05, 0.95) * delta.sum()
+    x = draw.uniform(low, high)
+    t = neurons.moved((x - low) / (high - low), w >= 0)
+    deficit = -(least + b)
+    corners = np.array(list(itertools.product(*zip(low, high, strict=True))))
+    values = np.maximum(corners @ w + b, 0)
+    hull = linprog(-values, A_eq=np.vstack([corners.T, np.ones(2**n)]), b_eq=np.append(x, 1))
+    mine = neurons.envelope(t, delta, np.asarray(deficit))
+    assert mine <= -hull.fun + 1e-9
+    assert mine == pytest.approx(-hull.fun, abs=1e-5 * delta.sum())
+    # Any allocation is a line above it.
+    kept = neurons.allocated(draw.normal(size=n), delta, np.asarray(delta.sum() - deficit))
+    assert kept @ delta == pytest.approx(delta.sum() - deficit, rel=1e-5)
+    assert np.sum(kept * delta * t) >= mine - 1e-5
+
+
+def _found(chain, network, shape, radius, seed):
+    """What is proven, values, and the optima of the programmes with triangles and with all cuts."""
+    x = np.random.default_rng(seed + 100).normal(size=shape)
+    low, high = (x - radius).reshape(1, -1), (x + radius).reshape(1, -1)
+    program = program_of(network)
+    facts = Facts(Arithmetic(), program, low, high).derive()
+    arguments = tuple(facts.boxes[k] for k in program.activations)
+    limits = Limits(300, (0, 1e-6), None, 1.0)
+    every = np.ones((1, 2), bool)
+    found = improve(
+        network, ((low, high),), arguments, ROWS[None], every, np.full((1, 2), np.inf), limits,
+        lambda *_: None,
+    )  # fmt: skip
+    ends = [tuple(y[0].reshape(-1) for y in pair) for pair in arguments]
+    programmes = [
+        np.array([truth.least(chain, low[0], high[0], ends, row, cuts) for row in ROWS])
+        for cuts in (False, True)
+    ]
+    draw = np.random.default_rng(seed)
+    points = draw.uniform(low, high, size=(2000, x.size))
+    points[::2] = np.where(draw.uniform(size=points[::2].shape) < 0.5, low, high)
+    true = (truth.exact(chain, points) @ ROWS.T).min(axis=0)
+    return found.bound[0], found.value[0], *programmes, true
+
+
+def _check(bound, value, triangle, optima, true, tolerance):
+    # Programmes are solved to 1e-7.
+    assert np.all(bound <= optima + 3e-6)
+    assert np.all(bound <= true)
+    assert np.all(value >= optima - 3e-6)
+    assert np.all(bound >= optima - tolerance * (1 + np.abs(optima)))
+    return int(np.sum(bound > triangle + 0.02))
+
+
+def test_dense_networks_reach_the_optimum_with_all_cuts():
+    found = [_check(*_found(*truth.dense(k), (4,), 0.5, k), 1e-3) for k in (0, 2)]
+    assert sum(found) >= 3  # these gain a lot
+
+
+def test_convolutions_reach_the_optimum_with_all_cuts():
+    assert _check(*_found(*truth.convolved(0), truth.CONVOLVED, 0.3, 0), 1e-3) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", ["dense", "convolved"])
+def test_forty_networks_reach_the_optimum_with_all_cuts(kind, seed):
+    shape, radius = ((4,), 0.5) if kind == "dense" else (truth.CONVOLVED, 0.3)
+    _check(*_found(*getattr(truth, kind)(seed), shape, radius, seed), 1e-3)
+
+
+@pytest.mark.slow
+def test_leaky_relu_and_other_activations_are_never_worse():
+    draw = np.random.default_rng(1)
+    first, second = draw.normal(size=(3, 6)), draw.normal(size=(6, 2))
+
+    def function(x):
+        return jax.nn.tanh(jax.nn.leaky_relu(jax.nn.leaky_relu(x @ first) @ second, 0.1))
+
+    network = networks.from_jax(function, np.zeros(3))
+    box = -np.ones((1, 3)), np.ones((1, 3))
+    triangle = networks.bound(network, *box, ROWS)
+    envelope = networks.bound(network, *box, ROWS, relaxation="envelope")
+    assert np.all(envelope.bound >= triangle.bound)
+    points = draw.uniform(-1, 1, size=(1000, 3))
+    true = (np.asarray(network(points)) @ ROWS.T).min(axis=0)
+    assert np.all(envelope.bound <= true)
+    assert np.all(envelope.value >= envelope.bound)
+
+
+def test_a_threshold_ends_the_search_and_what_is_proven_stays():
+    _, network = truth.dense(0)
+    x = np.random.default_rng(100).normal(size=4)
+    box = [x - 0.5], [x + 0.5]
+    found = networks.bound(network, *box, ROWS, relaxation="envelope", threshold=-1.3)
+    triangle = networks.bound(network, *box, ROWS)
+    assert triangle.bound.min() < -1.3
+    assert found.status.tolist() == [[sc.Status.TARGET_PROVEN] * 2]
+    assert np.all(found.bound > -1.3)
+    # Without time, the triangle's bounds are all there is, and values are the network's own.
+    late = networks.bound(network, *box, ROWS, relaxation="envelope", time_limit=1e-9)
+    assert np.all(late.status == sc.Status.TIME_LIMIT)
+    np.testing.assert_allclose(late.value, late.attained)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"relaxation": "square"}, "Unknown relaxation 'square'; known are triangle, envelope"),
+        ({"relaxation": "envelope", "method": "backward"}, "needs method='nonconvex'"),
+        ({"relaxation": "envelope", "ball": (np.zeros((1, 4)), 1.0)}, "no ball"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, words):
+    _, network = truth.dense(0)
+    box = -np.ones((1, 4)), np.ones((1, 4))
+    with pytest.raises(sc.ProblemError, match=words):
+        networks.bound(network, *box, ROWS, **options)
