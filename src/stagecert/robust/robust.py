@@ -13,7 +13,7 @@ from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
 from stagecert.robust.data import DataSet, data_set, number
 from stagecert.robust.images import Images
-from stagecert.robust.work import METHODS, largest_batch, must_be_covered, open_classifier
+from stagecert.robust.work import METHODS, Options, largest_batch, must_be_covered, open_classifier
 from stagecert.sweeps import Item, Row, Store
 from stagecert.sweeps.campaign import Campaign
 from stagecert.sweeps.tables import Format, check_format
@@ -171,11 +171,8 @@ class Robustness(Campaign):
             "memory": memory,
         }
         self.data = DataSet(data.images[:count], data.labels[:count])
-        self.work = Images(
-            opened, self.data, how,
-            {"method": method, "check": check, "restarts": restarts, "seed": seed,
-             "memory": memory, "batch": self.batch, "time_limit": time_limit},
-        )  # fmt: skip
+        options = Options(method, check, restarts, seed, memory, self.batch, time_limit)
+        self.work = Images(opened, self.data, how, options)
 
     def export(self, store: Store, format: str = "csv") -> table.Report:
         """Writes the files into the store's folder."""
