@@ -21,7 +21,7 @@ from stagecert import pieces, tree
 from stagecert.errors import ProblemError
 from stagecert.evidence import Assumptions
 from stagecert.files import write_whole
-from stagecert.formula import Anchor, lower_bound, minimum_of_linearisation
+from stagecert.formula import Anchor, Linearisation, lower_bound, minimum_of_linearisation
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import (
     ForwardPass,
@@ -177,16 +177,8 @@ def evaluate(
     fixed = None if fix is None else sweeps[-1].shares
     anchor = Anchor(point.inputs, done.blocks)
     value = lagrangian_value(done, consistent.multipliers)
-    parts = minimum_of_linearisation(
-        problem,
-        anchor,
-        value,
-        jnp.abs(value),
-        consistent.inputs,
-        None,
-        consistent.slack,
-        consistent.multipliers,
-    )
+    line = Linearisation(value, jnp.abs(value), consistent.inputs, None, consistent.slack)
+    parts = minimum_of_linearisation(problem, anchor, line, consistent.multipliers)
     bound = jnp.where(jnp.isnan(parts.computed), -jnp.inf, parts.computed)
     minimiser = parts.minimiser
     return Evaluation(

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from stagecert.pieces import Treatment
-from stagecert.problem import Problem
+from stagecert.problem import Pick, Problem
 from stagecert.sides import SideRule, Sides, without
 
 
@@ -141,10 +141,8 @@ def _run(problem, point, probes, channel, treatments, data, rule) -> tuple[Forwa
         trace, channel = stage.trace(
             inputs,
             tuple(t.block for t in traces),
-            fractions[index],
-            probes[index],
+            Pick(mix, fractions[index], probes[index]),
             channel,
-            mix,
             of_stages,
             None if data is None else data[0][index],
         )

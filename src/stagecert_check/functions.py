@@ -340,9 +340,13 @@ _DIAGONAL = 1, 0  # and on the right
 
 
 def _smooth(
-    kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4, left=None, right=None
+    kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4, lines=(None, None)
 ) -> Smooth:
-    """Regions between inflections, which are given as decimals (None for exactly zero)."""
+    """Regions between inflections, which are given as decimals (None for exactly zero).
+
+    `lines` are those that the function approaches on the left and on the right.
+    """
+    left, right = lines
     ends = [arb.neg_inf()]
     kinds: list[int | None] = [bends[0]]
     for knot, bend in zip(knots, bends[1:], strict=True):
@@ -553,7 +557,7 @@ def _celu(alpha: float) -> Smooth:
 
 
 def _two(kind: str, f: Ball, slope: Ball, knots: tuple[str, str], reach: float) -> Callable:
-    return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach, _FLAT, _DIAGONAL)
+    return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach, (_FLAT, _DIAGONAL))
 
 
 def _both(kind: str) -> tuple[str, str]:
@@ -588,19 +592,18 @@ _MAKERS: dict[str, Callable[..., Activation]] = {
         (1, -1),
         (None,),
         1e4,
-        (0, -1),
-        (0, 1),
+        ((0, -1), (0, 1)),
     ),
     "floor": lambda: Steps("floor", np.floor, lambda v: v + 1),
     "ceil": lambda: Steps("ceil", np.ceil, lambda v: v),
     "round": lambda: Steps("round", np.rint, lambda v: v + 0.5),
     "sign": Sign,
-    "exp": lambda: _smooth("exp", _exp, _exp, (1,), (), 60, _FLAT),
-    "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,), (), 1e4, _FLAT, _DIAGONAL),
+    "exp": lambda: _smooth("exp", _exp, _exp, (1,), (), 60, (_FLAT, None)),
+    "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,), (), 1e4, (_FLAT, _DIAGONAL)),
     "sigmoid": lambda: _smooth(
-        "sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,), 1e4, _FLAT, (0, 1)
+        "sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,), 1e4, (_FLAT, (0, 1))
     ),
-    "tanh": lambda: _smooth("tanh", _tanh, _tanh_slope, (1, -1), (None,), 1e4, (0, -1), (0, 1)),
+    "tanh": lambda: _smooth("tanh", _tanh, _tanh_slope, (1, -1), (None,), 1e4, ((0, -1), (0, 1))),
     "gelu": _two("gelu", _gelu, _gelu_slope, _both("gelu"), 1e4),
     "gelu_tanh": _gelu_tanh,
     "silu": _two("silu", _silu, _silu_slope, _both("silu"), 1e4),

@@ -120,29 +120,14 @@ def robust(
                     )  # fmt: skip
                 return found
 
-            def write_beside() -> tuple[int, int, Path]:
-                with Store.reader(folder) as store:
-                    found = write(store)
-                return found.done, found.images, folder
-
             if run.warning:
                 say(f"Warning: {run.warning}")
             if run.notice and not quiet:
                 say(run.notice)
-            with run.store(folder) as store:
-                if retry_errors:
-                    run.forget_errors(store)
-                running.export = write_beside
-                known = len(store.known(run.keys))
-                run.run(
-                    store,
-                    running.progress(known, len(run.items)),
-                    engine=engine,
-                    memory=worker_memory,
-                )
-                if last:
-                    running.claim()
-                summary = write(store)
+            summary, known = running.carry_out(
+                run, folder, write, retry_errors=retry_errors, last=last, engine=engine,
+                memory=worker_memory,
+            )  # fmt: skip
             if not as_json and not quiet:
                 files = f"The table is {folder / f'results.{format}'}"
                 files += f", the report {folder / REPORT}." if report else "."

@@ -6,7 +6,7 @@ from typing import Any
 
 from stagecert.robust.boxes import Preparation
 from stagecert.robust.data import DataSet
-from stagecert.robust.work import Finding, Work, open_classifier
+from stagecert.robust.work import Finding, Options, Work, open_classifier
 from stagecert.sweeps import Item, Row
 from stagecert.verify.contents import bytes_of
 from stagecert.verify.models import OpenModel
@@ -15,7 +15,7 @@ from stagecert.verify.models import OpenModel
 class Images:
     """Decides images; see `sweeps.Work`. The place of an item is that of its image."""
 
-    def __init__(self, model: OpenModel, data: DataSet, how: Preparation, options: dict[str, Any]):
+    def __init__(self, model: OpenModel, data: DataSet, how: Preparation, options: Options):
         self._model: OpenModel | bytes = model
         self._data, self._how, self._options = data, how, options
 
@@ -28,7 +28,7 @@ class Images:
         """Loads the model, unless it is there."""
         if isinstance(self._model, bytes):
             self._model = open_classifier(self._model)
-        work = Work(self._model, self._data, self._how, **self._options)
+        work = Work(self._model, self._data, self._how, self._options)
 
         def rows(items: Sequence[Item]) -> list[Row]:
             found = work([item.place for item in items])

@@ -13,8 +13,9 @@ from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
 from stagecert.robust.data import DataSet, data_set, number
 from stagecert.robust.images import Images
-from stagecert.robust.work import METHODS, largest_batch, must_be_covered, open_classifier
+from stagecert.robust.work import METHODS, Options, largest_batch, must_be_covered, open_classifier
 from stagecert.sweeps import Item, Row, Store
+from stagecert.sweeps.campaign import Campaign
 from stagecert.sweeps.tables import Format, check_format
 
 
@@ -89,8 +90,10 @@ def robust(
         return table.report(store, run.keys, rows=True)
 
 
-class Robustness:
+class Robustness(Campaign):
     """A run of `robust` in parts: what there is to do, doing it, and writing it down."""
+
+    verdict = "status"
 
     def __init__(
         self,
@@ -168,31 +171,8 @@ class Robustness:
             "memory": memory,
         }
         self.data = DataSet(data.images[:count], data.labels[:count])
-        self._work = Images(
-            opened, self.data, how,
-            {"method": method, "check": check, "restarts": restarts, "seed": seed,
-             "memory": memory, "batch": self.batch, "time_limit": time_limit},
-        )  # fmt: skip
-
-    def store(self, out: str | Path | None) -> Store:
-        """The store in a folder, which is made if need be; or one in memory."""
-        store = Store(None if out is None else Path(out), self.configuration)
-        if out is not None:
-            # What a killed process did not finish writing.
-            for rest in Path(out).glob("*.part"):
-                rest.unlink(missing_ok=True)
-        return store
-
-    def run(
-        self, store: Store, progress: Callable[[list[Row]], None] | None = None, **options: Any
-    ) -> None:
-        """Computes and stores all rows that are missing; for the options see `sweeps.run`."""
-        sweeps.run(self.items, self._work, store, batch=self.batch, progress=progress, **options)
-
-    def forget_errors(self, store: Store) -> None:
-        """Removes the rows of images that failed, so that `run` computes them again."""
-        failed = [row.key for row in store.rows() if row.data["status"] == "error"]
-        store.remove(key for key in failed if key in self.keys)
+        options = Options(method, check, restarts, seed, memory, self.batch, time_limit)
+        self.work = Images(opened, self.data, how, options)
 
     def export(self, store: Store, format: str = "csv") -> table.Report:
         """Writes the files into the store's folder."""

@@ -134,32 +134,35 @@ def largest_batch(network: Network, memory: float) -> int:
     return 1 << (fit.bit_length() - 1)
 
 
+@dataclass(frozen=True)
+class Options:
+    """What is tried on images; see `robust`."""
+
+    method: str
+    check: bool
+    restarts: int
+    seed: int
+    memory: float
+    batch: int
+    time_limit: float
+
+
 class Work:
     """Decides images in batches of up to `batch`, all with the same compiled programs."""
 
-    def __init__(
-        self,
-        model: OpenModel,
-        data: DataSet,
-        how: Preparation,
-        *,
-        method: str,
-        check: bool,
-        restarts: int,
-        seed: int,
-        memory: float,
-        batch: int,
-        time_limit: float,
-    ):
+    def __init__(self, model: OpenModel, data: DataSet, how: Preparation, options: Options):
         self.model, self.data, self.how = model, data, how
-        self.methods, self.time_limit = TRIED[method], time_limit
-        self.check, self.restarts, self.seed, self.memory = check, restarts, seed, memory
+        self.methods, self.time_limit = TRIED[options.method], options.time_limit
+        self.check, self.restarts = options.check, options.restarts
+        self.seed, self.memory = options.seed, options.memory
         self.classes = model.network.output_size
-        self.ladder = ladder.Ladder(model.network, memory)
+        self.ladder = ladder.Ladder(model.network, self.memory)
         # Numbers of images that are multiples of this have the same compiled programs.
         self.width = min(
-            batch,
-            boxes_at_once(self.ladder.parts, model.network.input_shapes, self.classes - 1, memory),
+            options.batch,
+            boxes_at_once(
+                self.ladder.parts, model.network.input_shapes, self.classes - 1, self.memory
+            ),
         )
 
     def __call__(self, places: Sequence[int]) -> list[tuple[Finding, float, np.ndarray | None]]:

@@ -234,10 +234,10 @@ class LayerStage(AbstractStage):
         upper, high_records = evaluate(self.wedge.upper, (x,), treatment, of_upper)
         return lower, upper, (low_records, high_records)
 
-    def trace(self, inputs, blocks, fractions, probe, channel, mix, treatment, data):
+    def trace(self, inputs, blocks, pick, channel, treatment, data):
         lower, upper, records = self._bounds(inputs, blocks, treatment, data)
-        block, channel = mix(fractions, lower, upper, channel)
-        return StageTrace(block + probe, lower, upper, records), channel
+        block, channel = pick.mix(pick.fractions, lower, upper, channel)
+        return StageTrace(block + pick.probe, lower, upper, records), channel
 
     def bounds(self, inputs, blocks, block, treatment=None, data=None):
         return self._bounds(inputs, blocks, treatment, data)
