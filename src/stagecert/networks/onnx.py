@@ -24,6 +24,8 @@ from stagecert.errors import ProblemError
 from stagecert.networks import (
     onnx_arithmetic,  # noqa: F401  (these register their operators)
     onnx_composed,  # noqa: F401
+    onnx_einsum,  # noqa: F401
+    onnx_recurrent,  # noqa: F401
     onnx_shapes,
     onnx_where,  # noqa: F401
     onnx_windows,  # noqa: F401
@@ -53,7 +55,7 @@ OLDEST_OPSET = 7
 
 _JOINT = words(
     "Hardmax GroupNormalization "
-    "RMSNormalization LpNormalization MeanVarianceNormalization LRN Attention LSTM GRU RNN Einsum "
+    "RMSNormalization LpNormalization MeanVarianceNormalization LRN Attention "
     "ReduceProd ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
 )
 _STEPS = words(
