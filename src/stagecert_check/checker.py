@@ -16,8 +16,9 @@ import numpy as np
 from stagecert_check import (
     graph,
     joining,
-    operators,  # noqa: F401  (it registers itself)
+    operators,  # noqa: F401  (these register themselves)
     properties,
+    recurrent,  # noqa: F401
 )
 from stagecert_check.bounds import Facts
 from stagecert_check.branching import Branching
