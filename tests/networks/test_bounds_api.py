@@ -264,6 +264,9 @@ def test_the_method_of_intervals_is_intervals_throughout():
         for options in ({}, {"intermediate": "ibp"})
     )
     np.testing.assert_array_equal(plain.bound, told.bound)
+    # The network is evaluated once a box, and its value there serves for all objectives.
+    assert plain.inputs.shape == (*plain.bound.shape, *NET.input_shapes[0])
+    np.testing.assert_array_equal(plain.value, plain.attained)
     finer = networks.bound(NET, LOW, HIGH, method="ibp", intermediate="backward")
     assert np.any(finer.bound > plain.bound)
 

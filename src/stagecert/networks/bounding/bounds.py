@@ -240,7 +240,9 @@ def bound(
             if relaxation == "envelope":
                 found = _enveloped(found, regions, goal, limits, memory, show, end)
             return found if split is None else _grown(job, found, split, end)
-        chunk = boxes_at_once(parts, regions.shapes, rows.shape[1], memory)
+        # Intervals are those of boxes, whatever is asked of these.
+        lanes = 1 if method == "ibp" and how.kind == "ibp" else rows.shape[1]
+        chunk = boxes_at_once(parts, regions.shapes, lanes, memory)
         results = []
         for first in range(0, regions.count, chunk):
             some = slice(first, first + chunk)
@@ -708,17 +710,24 @@ def _by_intervals(network, parts, regions, rows, goal, arguments) -> Bounds:
         slip = (rows.shape[-1] + 4) * (info.eps * size + 4 * info.tiny)
         found = np.sum(products, axis=-1) - slip
     found = np.where(np.isnan(found), -np.inf, found)
-    centre = jax.tree.map(
-        lambda x: np.repeat(np.asarray(x)[:, None], rows.shape[1], axis=1),
-        jax.vmap(lambda s: s.centre())(regions.sets),
-    )
+    # One point for all objectives of a box: the network is evaluated there once.
+    centre = jax.tree.map(lambda x: x[:, None], _centres(regions.sets))
     return _with_network_values(network, rows, goal, found, centre, arguments, 1)
 
 
+@jax.jit
+def _centres(sets):
+    return jax.vmap(lambda s: s.centre())(sets)
+
+
 def _with_network_values(network, rows, goal, found, inputs, arguments, passes) -> Bounds:
-    """Bounds of methods that know no point of the relaxation: the network's own values serve."""
+    """Bounds of methods that know no point of the relaxation: the network's own values serve.
+
+    `inputs` are points for every objective, or one point for all of a box.
+    """
     inputs = _unhidden(network, jax.tree.map(np.asarray, inputs))
     value = attained(network, rows, inputs)
+    inputs = jax.tree.map(lambda x: np.broadcast_to(x, (*found.shape, *x.shape[2:])), inputs)
     value = np.where(np.isnan(value), np.inf, value)  # the network itself overflows
     status = np.full(found.shape, Status.STALLED, dtype=object)
     if goal is not None:
