@@ -33,6 +33,7 @@ from stagecert.networks.onnx_arithmetic import is_gelu_cube, root_half_pi, root_
 from stagecert.networks.onnx_nodes import Draft, Placeholder, Refused, check_size, words
 from stagecert.networks.registering import Registered, Relaxed
 from stagecert.networks.smooth import MOST_EXPONENT
+from stagecert.validate import advice
 
 _CALLS = words(
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr remat "
@@ -85,6 +86,7 @@ def from_jax(function: Callable, example: Any) -> Network:
         raise ProblemError(
             f"JAX cannot trace the function at one point of shape "
             f"{', '.join(str(s.shape) for s in structs)} (without a batch axis): {_text(error)}"
+            f"{advice(error)}"
         ) from error
     if not traced.jaxpr.outvars:
         raise ProblemError("The function has no outputs.")
