@@ -1,5 +1,7 @@
 """What the answers of all applications have in common."""
 
+import math
+
 from stagecert.solution import Status
 
 
@@ -14,7 +16,7 @@ class Answer:
     @property
     def gap(self) -> float:
         """value - bound: how far the answer can be from the best."""
-        return self.value - self.bound
+        return self.value - self.bound if math.isfinite(self.value) else math.inf
 
     def __repr__(self) -> str:
         return (
