@@ -8,6 +8,7 @@ import pytest
 
 from stagecert import ProblemError, Status
 from stagecert.applications import control
+from stagecert.applications.answer import Answer
 
 A = np.array([[1.0, 0.3], [0.0, 0.95]])
 B = np.array([[0.045], [0.3]])
@@ -29,6 +30,13 @@ def optimum(start, speed, rate) -> float:
     return float(problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11))
 
 
+def test_the_gap_of_what_is_infeasible_is_infinite_and_not_nan():
+    class Refuted(Answer):
+        value = bound = np.inf
+
+    assert Refuted().gap == np.inf
+
+
 @pytest.mark.slow
 def test_states_and_rates_against_clarabel():
     limits = dict(state_lower=[-np.inf, -0.5], state_upper=[np.inf, 0.5], rate=0.6)
@@ -48,7 +56,7 @@ def test_states_and_rates_against_clarabel():
     # Too fast to brake within a step.
     refuted = control.solve(cart([1.5, 3.0], **limits), rtol=1e-6)
     assert refuted.status is Status.INFEASIBLE
-    assert refuted.value == np.inf
+    assert refuted.value == refuted.gap == np.inf
 
 
 def contracting(seed, **limits):

@@ -254,7 +254,13 @@ class _Cost(eqx.Module):
         given = () if params.held is None else (params.held,)
 
         def one(*arguments):
-            return self.function(*constants, *arguments)
+            cost = jnp.asarray(self.function(*constants, *arguments))
+            if cost.ndim:
+                raise ProblemError(
+                    f"cost must return one number, but returns an array of shape {cost.shape}; "
+                    "jnp.sum adds up its entries."
+                )
+            return cost
 
         return jnp.sum(jax.vmap(one)(*given, blocks[0], inputs))
 

@@ -200,6 +200,13 @@ def bound(
     >>> result.bound.round(6).tolist(), result.value.round(6).tolist()
     ([[1.0]], [[1.0]])
     """
+    if not isinstance(network, Network):
+        raise ProblemError(
+            f"bound needs a network, not {type(network).__name__}: from networks.load (ONNX), "
+            "networks.from_torch or networks.from_jax."
+        )
+    if memory is not None and not 0 < memory < math.inf:
+        raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
     if method not in METHODS:
         raise ProblemError(f"Unknown method '{method}'; known are {', '.join(METHODS)}.")
     if precision not in PRECISIONS:
