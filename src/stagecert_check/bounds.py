@@ -41,6 +41,7 @@ class Facts:
         totals: the largest absolute values of a value's entries, added up.
         boxes, lines: of every activation, by node: the interval of its argument as float64, and
             the default lines on it.
+        empty: which boxes are known to have no points; nothing else is said of these.
     """
 
     def __init__(self, arithmetic: Arithmetic, program: Program, low, high):
@@ -52,6 +53,7 @@ class Facts:
         self.boxes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lines: dict[int, Lines] = {}
         self.inputs = low, high
+        self.empty = np.zeros(len(low), bool)
         self._magnitudes: dict[int, Any] = {}
         self._used = 0
 
