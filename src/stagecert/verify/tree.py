@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stagecert.verify.ascent import Found, ascend
-from stagecert.verify.choosing import parts_bounds, split_points
+from stagecert.verify.choosing import parts_bounds, split_points, undecided_maxima
 from stagecert.verify.corners import solve
 from stagecert.verify.nodes import Form, Lanes, default_slopes
 from stagecert.verify.stations import STEPS, Station, parts_of
@@ -363,6 +363,9 @@ class Tree:
         if self.form.curved and not all(
             layer.maximum or hasattr(layer.function, "knots") for layer in self.form.layers.values()
         ):
+            self.stuck = True
+            return False
+        if undecided_maxima(self.form, found.lanes[k : k + 1]):
             self.stuck = True
             return False
         corner = solve(self.program, self.form, found.lanes[k : k + 1])

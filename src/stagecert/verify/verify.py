@@ -44,6 +44,8 @@ TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
+# How often leaves that the checker does not confirm are opened again.
+REOPENINGS = 16
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -133,7 +135,7 @@ class Verification:
         self.objection: str | None = None
         self.rejected = False
         self.reason = ""
-        self._tried: dict[tuple[int, bytes], None] = {}
+        self._reopened = 0
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
@@ -182,7 +184,8 @@ class Verification:
             self.objection = str(error)
             return self.so_far("unknown", f"The checker cannot follow: {error}.")
         except Rejected as error:
-            if error.open and self.complete is not None:
+            if error.open and self.complete is not None and self._reopened < REOPENINGS:
+                self._reopened += 1
                 return self._search_further(model, error.open)
             self.objection, self.rejected = str(error), True
             return self.so_far("unknown", f"The checker rejects the proof: {error}.")
