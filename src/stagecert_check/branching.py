@@ -113,9 +113,7 @@ class Branching:
         if np.array_equal((low, high), whole.inputs):
             return whole
         return Facts(self._real, self._program, low, high).derive(
-            lambda facts, _, argument: facts.meet(
-                argument, whole.low[argument], whole.high[argument]
-            )
+            lambda facts, _, argument: facts.meet(argument, whole)
         )
 
     def _kept(self, key: tuple, make) -> Facts:

@@ -27,6 +27,7 @@ from stagecert_check.external import contents, model_contents
 from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
+from stagecert_check.planes import read_planes
 from stagecert_check.slopes import Given
 from stagecert_check.tree import Task, boxes_of, leaves_of
 
@@ -231,6 +232,11 @@ class Checker:
                         entries, sides = self.given.entries(certificate, index, rows)
                         slopes = of_slopes(rows.slopes, len(entries))
                         parts += [index, entries.tobytes(), sides.tobytes(), slopes]
+                for index, above in zip(self.activations, leaf.planes, strict=False):
+                    if above is not None:
+                        own = read_planes(certificate, self.program, index, above)
+                        arrays_of = own.entries, own.shares, own.kept
+                        parts += [index, *(x.tobytes() for x in arrays_of)]
                 leaves[leaf] = _digest(*parts)
         return {
             id(task): _digest(task.case, box, task.multipliers, leaves[task.leaf],
@@ -293,8 +299,8 @@ class Checker:
         for rows in groups:
             some, lines = [every[k][0] for k in rows], {}
             if own[rows[0]]:
-                slopes = self.given.slopes(certificate, some[0].leaf.slopes)  # type: ignore
-                lines = self.given.lines(facts, slopes, int(of[rows[0]]))
+                leaf: Any = some[0].leaf
+                lines = self.given.planes(certificate, leaf, facts, int(of[rows[0]]))
             yield some, self.objectives.bounds(facts, of[rows], some, lines, None)
 
     def refutes(self, task: Task, bound: Any) -> bool:
@@ -311,7 +317,7 @@ class _Ended(BaseException):
 
 
 def _own_slopes(task: Task) -> bool:
-    return task.leaf is not None and any(task.leaf.slopes)
+    return task.leaf is not None and (any(task.leaf.slopes) or any(task.leaf.planes))
 
 
 def _digest(*parts: Any) -> bytes:

@@ -9,6 +9,7 @@ from stagecert_check.bounds import Facts, Lines
 from stagecert_check.certificate import Leaf, Rows, Slopes
 from stagecert_check.functions import Activation, Refused
 from stagecert_check.graph import Program
+from stagecert_check.planes import planes_above, read_planes
 
 _ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
 
@@ -57,6 +58,19 @@ class Given:
                 for k, x in enumerate(pair)
             )
             lines[index] = facts.line(index, of, low, high)
+        return lines
+
+    def planes(self, certificate, leaf: Leaf, facts: Facts, box: int) -> dict[int, Lines]:
+        """The lines of one box, with the leaf's own slopes and the planes that it gives."""
+        lines = self.lines(facts, self.slopes(certificate, leaf.slopes), box)
+        for index, above in zip(self.activations, leaf.planes, strict=False):
+            if above is not None:
+                given = read_planes(certificate, self.program, index, above)
+                if not len(given.entries):
+                    continue
+                default = tuple(x[box : box + 1] for x in facts.lines[index])
+                made = planes_above(facts, index, np.array([box]), given)
+                lines[index] = (*lines.get(index, default), made)
         return lines
 
     def entries(self, certificate, index: int, given: Rows) -> tuple[np.ndarray, np.ndarray]:

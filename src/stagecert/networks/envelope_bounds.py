@@ -6,6 +6,7 @@ Box by box, on NumPy arrays: nothing is compiled. The triangle's bounds stay whe
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,9 @@ def facts_of(program: Program, low, high, arguments) -> Facts:
     given = dict(zip(program.activations, arguments, strict=True))
 
     def tighter(facts: Facts, index: int, argument: int) -> None:
-        facts.meet(argument, *(x.reshape(facts.low[argument].shape) for x in given[index]))
+        shape = facts.low[argument].shape
+        least, most = ({argument: x.reshape(shape)} for x in given[index])
+        facts.meet(argument, SimpleNamespace(low=least, high=most))  # type: ignore
 
     return Facts(Arithmetic(), program, low[None], high[None]).derive(tighter, passes=False)
 
