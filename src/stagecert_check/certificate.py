@@ -15,7 +15,7 @@ from stagecert_check.functions import Refused
 from stagecert_check.numbers import LARGEST
 
 FORMAT = "stagecert certificate"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 LEAF = -1  # in a tree
 SLOPES = ("<f2", "<f4", "<f8")
 FORCES = ("<f4", "<f8")
@@ -52,6 +52,21 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Above:
+    """Planes above neurons of an activation: names of arrays; see `planes`.
+
+    Attributes:
+        entries: flat indices of the neurons.
+        shares: how much of each takes its plane.
+        kept: (planes, entries of all that neurons read): slopes, as shares of weights.
+    """
+
+    entries: str
+    shares: str
+    kept: str
+
+
+@dataclass(frozen=True)
 class Leaf:
     """What one leaf uses instead of the defaults, or all leaves of a tree that splits neurons.
 
@@ -60,11 +75,13 @@ class Leaf:
         boxes: for every activation the rows that make its argument's interval tighter, or None.
         count: of leaves, if it is for all: then slopes have an axis of leaves in front, or of
             length 1, and boxes are for the box of the whole case.
+        planes: for every activation planes above some of its neurons, or None; or nothing at all.
     """
 
     slopes: tuple[Slopes | None, ...]
     boxes: tuple[Rows | None, ...]
     count: int | None = None
+    planes: tuple[Above | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -252,12 +269,13 @@ class Certificate:
             return Case(axes, cuts, multipliers, {}, forces, everywhere, stations)
         leaves: dict[int, Leaf] = {}
         for leaf in _list(case["leaves"], None, "leaves"):
-            _keys(leaf, "number slopes boxes")
+            _keys(leaf, "number slopes boxes" + (" planes" if self.version > 2 else ""))
             number = leaf["number"]
             if type(number) is not int or not 0 <= number < len(multipliers) or number in leaves:
                 raise Refused(f"there is no leaf {str(number)[:60]}, or it is given twice")
             slopes = self._slopes(leaf["slopes"], activations)
-            leaves[number] = Leaf(slopes, self._boxes(leaf["boxes"], activations))
+            planes = self._planes(leaf.get("planes", []), activations)
+            leaves[number] = Leaf(slopes, self._boxes(leaf["boxes"], activations), planes=planes)
         return Case(axes, cuts, multipliers, leaves)
 
     def _slopes(self, items: Any, count: int) -> tuple[Slopes | None, ...]:
@@ -277,6 +295,15 @@ class Certificate:
                 raise Refused(f"there is no node {str(node)[:60]}, or it is given twice")
             found[node] = self._boxes(item["boxes"], activations, True)
         return found
+
+    def _planes(self, items: Any, count: int) -> tuple[Above | None, ...]:
+        found = []
+        for item in _list(items, count if items else 0, "planes"):
+            if item is not None:
+                _keys(item, "entries shares kept")
+                item = Above(*(self._name(item[key]) for key in ("entries", "shares", "kept")))
+            found.append(item)
+        return tuple(found)
 
     def _boxes(self, items: Any, count: int, pulled: bool = False) -> tuple[Rows | None, ...]:
         listed = _list(items, count, "boxes")

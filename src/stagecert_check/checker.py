@@ -22,12 +22,13 @@ from stagecert_check import (
 )
 from stagecert_check.bounds import Facts
 from stagecert_check.branching import Branching, path_of
-from stagecert_check.certificate import Case, Certificate, Leaf, Rows, Slopes
+from stagecert_check.certificate import Above, Case, Certificate, Leaf, Rows, Slopes
 from stagecert_check.errors import ProblemError
 from stagecert_check.external import contents, model_contents
 from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
+from stagecert_check.planes import read_planes
 from stagecert_check.slopes import Given
 from stagecert_check.tree import Path as Way
 from stagecert_check.tree import Station, Task, boxes_of, leaves_of
@@ -236,10 +237,23 @@ class Checker:
                     found += [index, entries.tobytes(), sides.tobytes(), slopes, forces.tobytes()]
             return found
 
+        def of_planes(planes: tuple[Above | None, ...]) -> list:
+            found: list[Any] = []
+            for index, above in zip(self.activations, planes, strict=False):
+                if above is not None:
+                    own = read_planes(certificate, self.program, index, above)
+                    found += [
+                        index,
+                        own.entries.tobytes(),
+                        own.shares.tobytes(),
+                        own.kept.tobytes(),
+                    ]
+            return found
+
         for task in tasks:
             if (leaf := task.leaf) is not None and leaf not in leaves:
                 own = of_slopes(leaf.slopes) if leaf.count is None else "all"
-                leaves[leaf] = _digest(own, *of_boxes(leaf.boxes))
+                leaves[leaf] = _digest(own, *of_boxes(leaf.boxes), *of_planes(leaf.planes))
             new, station = [], task.station
             while station is not None and station not in leaves:
                 new.append(station)
@@ -309,8 +323,8 @@ class Checker:
         for rows in groups:
             some, lines = [every[k][0] for k in rows], {}
             if own[rows[0]]:
-                slopes = self.given.slopes(certificate, some[0].leaf.slopes)  # type: ignore
-                lines = self.given.lines(facts, slopes, int(of[rows[0]]))
+                leaf: Any = some[0].leaf
+                lines = self.given.planes(certificate, leaf, facts, int(of[rows[0]]))
             yield some, self.objectives.bounds(facts, of[rows], some, lines, None)
 
     def refutes(self, task: Task, bound: Any) -> bool:
@@ -327,7 +341,7 @@ class _Ended(BaseException):
 
 
 def _own_slopes(task: Task) -> bool:
-    return task.leaf is not None and any(task.leaf.slopes)
+    return task.leaf is not None and (any(task.leaf.slopes) or any(task.leaf.planes))
 
 
 def _digest(*parts: Any) -> bytes:

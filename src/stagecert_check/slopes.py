@@ -12,6 +12,7 @@ from stagecert_check.graph import Program
 from stagecert_check.leaves import Pushes, pushes, splits_of, sum_bounds
 from stagecert_check.narrowing import Narrow
 from stagecert_check.numbers import LARGEST
+from stagecert_check.planes import planes_above, read_planes
 from stagecert_check.tree import Path
 
 _ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
@@ -65,6 +66,19 @@ class Given:
                     given = default[k] if given is None else np.where(used, given, default[k])
                 both.append(np.broadcast_to(given, shape))
             lines[index] = facts.line(index, of, *both)
+        return lines
+
+    def planes(self, certificate, leaf: Leaf, facts: Facts, box: int) -> dict[int, Lines]:
+        """The lines of one box, with the leaf's own slopes and the planes that it gives."""
+        lines = self.lines(facts, self.slopes(certificate, leaf.slopes), box)
+        for index, above in zip(self.activations, leaf.planes, strict=False):
+            if above is not None:
+                given = read_planes(certificate, self.program, index, above)
+                if not len(given.entries):
+                    continue
+                default = tuple(x[box : box + 1] for x in facts.lines[index])
+                made = planes_above(facts, index, np.array([box]), given)
+                lines[index] = (*lines.get(index, default), made)
         return lines
 
     def entries(self, certificate, index: int, given: Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,15 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
+class Above:
+    """Planes above neurons of an activation: see docs/certificates.md."""
+
+    entries: np.ndarray
+    shares: np.ndarray
+    kept: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Leaf:
     """What refutes a case on one box.
 
@@ -41,11 +50,13 @@ class Leaf:
         slopes: for every activation None, or slopes below and above; None where the checker's own
             are meant.
         boxes: for every activation None, or slopes that bound its argument.
+        planes: for every activation None, or planes above some of its neurons.
     """
 
     multipliers: np.ndarray
     slopes: tuple[Slopes | None, ...] = ()
     boxes: tuple[Rows | None, ...] = ()
+    planes: tuple[Above | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +113,14 @@ class Arrays:
 
     def leaf(self, one: Leaf) -> format_.Leaf | None:
         """The leaf as the checker takes it; None if it has no slopes of its own."""
-        if not any(one.slopes) and not any(one.boxes):
+        if not any(one.slopes) and not any(one.boxes) and not any(one.planes):
             return None
-        return format_.Leaf(self.named(one.slopes), self.boxes(one.boxes))
+        planes = tuple(
+            None if x is None
+            else format_.Above(self.add(x.entries), self.add(x.shares), self.add(x.kept))
+            for x in one.planes
+        )  # fmt: skip
+        return format_.Leaf(self.named(one.slopes), self.boxes(one.boxes), planes=planes)
 
     def boxes(self, boxes) -> tuple[format_.Rows | None, ...]:
         """The same boxes with arrays by their names."""
@@ -133,12 +149,12 @@ def packed(proof: Proof) -> bytes:
         arrays = Arrays(out)
         header = {
             "format": format_.FORMAT,
-            "version": 2 if any(isinstance(case, Branches) for case in proof.cases) else 1,
+            "version": (version := _version(proof)),
             "stagecert": stagecert.__version__,
             "model_sha256": proof.model,
             "property_sha256": proof.property,
             "cases": [
-                _tree(case, arrays) if isinstance(case, Branches) else _case(case, arrays)
+                _tree(case, arrays) if isinstance(case, Branches) else _case(case, arrays, version)
                 for case in proof.cases
             ],
         }
@@ -158,12 +174,26 @@ def _member(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _case(case: CaseProof, arrays: Arrays) -> dict[str, Any]:
+def _version(proof: Proof) -> int:
+    """The first version that has all that a proof needs."""
+    trees = [isinstance(case, Branches) for case in proof.cases]
+    plain = [case for case in proof.cases if isinstance(case, CaseProof)]
+    if any(any(leaf.planes) for case in plain for leaf in case.leaves):
+        return 3
+    return 2 if any(trees) else 1
+
+
+def _case(case: CaseProof, arrays: Arrays, version: int) -> dict[str, Any]:
     leaves = []
     for number, one in enumerate(case.leaves):
         leaf = arrays.leaf(one)
         if leaf is not None:
-            leaves.append({"number": number, "slopes": leaf.slopes, "boxes": _boxes(leaf.boxes)})
+            item = {"number": number, "slopes": leaf.slopes, "boxes": _boxes(leaf.boxes)}
+            planes = [
+                x and {"entries": x.entries, "shares": x.shares, "kept": x.kept}
+                for x in leaf.planes
+            ]
+            leaves.append(item | ({"planes": planes} if version > 2 else {}))
     axes = [-1 if s is None else s[0] for s in case.splits]
     return {
         "axes": arrays.add(np.array(axes, "<i4")),

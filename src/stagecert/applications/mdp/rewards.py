@@ -86,7 +86,7 @@ def _adversary(rewards: Any, mdp: MDP) -> Adversary:
     if hasattr(rewards, "shape") or isinstance(rewards, list | tuple):
         # A known reward is a mixture of one scenario.
         known = numbers("rewards", rewards)
-        _inner("rewards", known, mdp)  # a message about this shape, not that of a mixture
+        mdp.inner("rewards", known)  # a message about this shape, not that of a mixture
         return _mixture(Mixture(known[None]), mdp)
     raise ProblemError(
         f"rewards must be Mixture, Budget, Effects, a set of stagecert or an array, not "

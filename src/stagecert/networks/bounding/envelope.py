@@ -67,7 +67,7 @@ class Envelope:
     Args:
         program: what computes.
         facts: of the box, in float64; the first one, if there are several.
-        room: how many numbers there may be in an array of allocations.
+        room: how many numbers there may be in an array of allocations; 0: triangles alone.
     """
 
     def __init__(self, program: Program, facts: Facts, room: int = ROOM):
@@ -330,7 +330,7 @@ class Envelope:
     def choose(self, state: State, blocks: dict[int, np.ndarray]) -> None:
         """Gives planes to those neurons where triangles lose most."""
         for index, layer in self.kinked.items():
-            if index not in blocks or not layer.bent.any():
+            if index not in blocks or not layer.bent.any() or not self.room:
                 continue
             lost = np.maximum(-blocks[index], 0) * layer.over
             count, reads = len(lost), sum(self.sizes[k] for k in layer.sources)
@@ -381,7 +381,7 @@ class Envelope:
 
     def _certified(self, facts: Facts, rows: np.ndarray, state: State) -> np.ndarray:
         of = np.zeros(len(rows), int)
-        lines, planes = {}, {}
+        lines: dict[int, Any] = {}
         for index in self.kinked:
             low, high = (x[:1] for x in facts.boxes[index])
             function = self.program.nodes[index].operation
@@ -393,7 +393,7 @@ class Envelope:
             if ("chosen", index) in state.arrays:
                 given = self.given(index, state)
                 if len(given.rows):
-                    planes[index] = planes_above(facts, index, of, given)
+                    lines[index] = (*lines[index], planes_above(facts, index, of, given))
 
         def begin(some: slice) -> dict[int, np.ndarray]:
             start: dict[int, np.ndarray] = {}
@@ -406,4 +406,4 @@ class Envelope:
             return start
 
         with np.errstate(all="ignore"):
-            return lower_bounds(facts, of, begin, lines, planes)
+            return lower_bounds(facts, of, begin, lines)
