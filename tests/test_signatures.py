@@ -28,7 +28,7 @@ LONG = {
     "stagecert.networks.bounding.bounds._bound_chunk",
     "stagecert.networks.bounding.opening._forward",
     "stagecert.networks.bounding.search.search",
-    "stagecert.networks.envelope_bounds.improve",
+    "stagecert.networks.bounding.envelope_bounds.improve",
     "stagecert.searching.search_lanes",
     "stagecert.solving._solve",
     "stagecert.verify.ascent._move",
