@@ -62,6 +62,9 @@ def _contents(source) -> external.Model:
         return external.Model(source.SerializeToString())
     if isinstance(source, bytes):
         return external.Model(source)
+    several = joining.named(source)
+    if several is not None:
+        return joining.joint_contents(several)
     return external.model_contents(source)
 
 
