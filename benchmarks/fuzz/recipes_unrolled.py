@@ -7,7 +7,7 @@ from benchmarks.fuzz.graphs import Skip, Writer
 
 def _einsum(w: Writer) -> None:
     x = w.pick(least=1)
-    shape = w.shape(x)
+    shape = list(w.shape(x))
     if w.version("Einsum") < 12 or len(shape) > 4:
         raise Skip("no such Einsum")
     letters = "abcd"[: len(shape)]

@@ -3,16 +3,22 @@
 import onnx
 
 from stagecert.errors import ProblemError
-from stagecert_check import external
+from stagecert_check import external, joining
 from stagecert_check.functions import Refused
 
 
 def contents_of(source) -> external.Model:
-    """A file with the files of its weights; or what is in memory: bytes, an onnx.ModelProto."""
+    """A file with the files of its weights; or what is in memory: bytes, an onnx.ModelProto.
+
+    Several networks, [("f", path), ("g", path)], are one model.
+    """
     if isinstance(source, onnx.ModelProto):
         return external.Model(source.SerializeToString())
     if isinstance(source, bytes):
         return external.Model(source)
+    several = joining.named(source)
+    if several is not None:
+        return joining.joint_contents(several)
     return external.model_contents(source)
 
 

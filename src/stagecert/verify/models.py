@@ -36,7 +36,6 @@ class OpenModel:
         self.several = joining.named(source)
         self.dropped: str | None = None
         if self.several is not None:
-            self.contents = joining.joint_contents(self.several)
             self.source = self.contents.data
         if logits and (shorter := without_softmax(self.contents)) is not None:
             self.digest = self.contents.digest  # of the files as they are

@@ -211,7 +211,8 @@ class Sweep(Campaign):
         """Where a file of an instance is, seen from the folder of the results."""
         folder, ending = _FILES[kind]
         one = self.work.instances[key]
-        name = re.sub(r"[^\w.-]+", "_", f"{stem(one.model)[:80]}-{stem(one.property)[:80]}")
+        name = f"{one.model_name()[:80]}-{stem(one.property)[:80]}"
+        name = re.sub(r"[^\w.-]+", "_", name)
         return f"{folder}/{name}-{key[:8]}.{ending}"
 
     def summary(self, store: Store) -> Summary:
@@ -274,12 +275,12 @@ class _Contents:
     """Hashes of files, each of which is read once."""
 
     def __init__(self):
-        self._known: dict[tuple[Path, Callable], str | None] = {}
+        self._known: dict[tuple[Any, Callable], str | None] = {}
 
     def of(self, one: Instance) -> Hashes:
         return Hashes(self._hash(one.model_path, digest_of), self._hash(one.property_path, _hash))
 
-    def _hash(self, path: Path, how: Callable[[Path], str]) -> str | None:
+    def _hash(self, path: Any, how: Callable[[Any], str]) -> str | None:
         if (path, how) not in self._known:
             try:
                 self._known[path, how] = how(path)

@@ -179,8 +179,8 @@ class Case:
 class Property:
     """What a property file says: the networks, and every way to be a counterexample.
 
-    The property holds if no case has a point. `dropped` counts the cases that have no input at
-    all, and `notes` says why. With several networks, the inputs (and the outputs, and the hidden
+    The property holds if no case has a point. `dropped` counts the cases that cannot have one,
+    and `notes` says why. With several networks, the inputs (and the outputs, and the hidden
     values) of all of them follow one another in the order of their declarations. `digest` is the
     SHA-256 of what the file holds, unpacked.
     """
