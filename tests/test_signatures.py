@@ -62,3 +62,37 @@ def test_few_parameters():
     assert not long - PUBLIC - LONG, "too many parameters"
     # What has become shorter leaves the lists.
     assert not (PUBLIC | LONG) - long
+
+
+# Modules of the checker that have parameters without a type: none may be added.
+UNTYPED = {
+    f"stagecert_check.{name}"
+    for name in [
+        "bounds",
+        "branching",
+        "checker",
+        "composed",
+        "leaves",
+        "moves",
+        "objectives",
+        "planes",
+        "slopes",
+        "tree",
+    ]
+}
+
+
+def untyped(given: ast.arguments) -> list[str]:
+    """Parameters that no type is said of, apart from `self`."""
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    every += [a for a in (given.vararg, given.kwarg) if a is not None]
+    return [a.arg for a in every if a.annotation is None and a.arg not in ("self", "cls")]
+
+
+def test_the_checker_says_the_types_of_its_parameters():
+    found = set()
+    for path in (SOURCES / "stagecert_check").rglob("*.py"):
+        module = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
+        every = functions(ast.parse(path.read_text()), module)
+        found |= {module for _, given in every if untyped(given)}
+    assert found == UNTYPED
