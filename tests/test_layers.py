@@ -45,7 +45,7 @@ LAYERS = [
                    "activations basics networks",
                    "flint jax numpy onnx onnxscript torch"),
     ("bounding",   "networks.bounding",
-                   "activations basics core networks",
+                   "activations basics checker core networks",
                    "equinox jax numpy rich"),
     ("interop",    "interop",
                    "activations basics bounding core networks",

@@ -28,7 +28,8 @@ _GENEROUS = 1 + 1e-6
 _MANY_ROWS = 64
 _ENTRIES_AT_ONCE = 2**16  # of a cotangent with many rows: more fall out of the caches
 
-Lines = tuple[Any, Any, Any, Any]  # low_slope, low_offset, high_slope, high_offset
+# low_slope, low_offset, high_slope, high_offset, and perhaps planes above some neurons
+Lines = tuple[Any, ...]
 
 
 class Facts:
@@ -41,6 +42,7 @@ class Facts:
         totals: the largest absolute values of a value's entries, added up.
         boxes, lines: of every activation, by node: the interval of its argument as float64, and
             the default lines on it.
+        empty: which boxes are known to have no points; nothing else is said of these.
     """
 
     def __init__(self, arithmetic: Arithmetic, program: Program, low, high):
@@ -52,6 +54,7 @@ class Facts:
         self.boxes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lines: dict[int, Lines] = {}
         self.inputs = low, high
+        self.empty = np.zeros(len(low), bool)
         self._magnitudes: dict[int, Any] = {}
         self._used = 0
 
@@ -195,7 +198,7 @@ class Facts:
         rows = np.zeros((len(of), int(np.prod(shape))))
         rows[np.arange(len(rows)), entry] = -1
         start = {index: self.arithmetic.array(rows.reshape(-1, *shape))}
-        least, met = _Pass(self, of, start, {}, {}).down_to(sources)
+        least, met = _Pass(self, of, start, {}).down_to(sources)
         nothing = self.arithmetic.array(np.zeros(1))
         weights = [
             -met[k].reshape(len(of), -1)
@@ -227,13 +230,7 @@ class Facts:
         return tuple(map(real.array, function.image(low, high)))
 
 
-def lower_bounds(
-    facts: Facts,
-    of: np.ndarray,
-    start,
-    lines: dict[int, Lines],
-    planes: dict[int, Planes] | None = None,
-) -> np.ndarray:
+def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -> np.ndarray:
     """For each row a lower bound on the sum of start[v] . v over the values v.
 
     Args:
@@ -241,7 +238,6 @@ def lower_bounds(
         start: a function that gives the arrays (rows, *shape) by node, for a slice of the rows.
         lines: of activations, by node; arrays have an axis of rows. The default ones are used
             where none are given.
-        planes: above neurons of activations, by node, instead of their lines.
     """
     widest = max(int(np.prod(node.shape)) for node in facts.program.nodes)
     at_once = max(_ENTRIES_AT_ONCE // widest, 1)
@@ -253,15 +249,14 @@ def lower_bounds(
     parts = []
     for some in slices:
         given = {k: tuple(x[some] for x in line) for k, line in lines.items()}
-        above = {k: x.within(some) for k, x in (planes or {}).items()}
-        parts.append(_Pass(facts, of[some], start(some), given, above).bounds())
+        parts.append(_Pass(facts, of[some], start(some), given).bounds())
     return np.concatenate(parts)
 
 
 class _Pass:
-    def __init__(self, facts: Facts, of, start: dict[int, Any], lines: dict[int, tuple], planes):
+    def __init__(self, facts: Facts, of, start: dict[int, Any], lines: dict[int, tuple]):
         self.facts, self.real, self.of = facts, facts.arithmetic, of
-        self.lines, self.planes, self.cotangents = lines, planes, dict(start)
+        self.lines, self.cotangents = lines, dict(start)
         zero = self.real.array(np.zeros(len(of)))
         self.total, self.slip, self.size, self.added = zero, zero, zero, 0
         # Which boxes the rows are on; one box stands for all rows if it is the only one.
@@ -331,9 +326,9 @@ class _Pass:
 
     def _activation(self, index: int, argument: int, g) -> None:
         line = self.lines.get(index) or [x[self.boxes] for x in self.facts.lines[index]]
-        low_slope, low_offset, high_slope, high_offset = line
-        if index in self.planes:
-            g = self._above(index, g, self.planes[index])
+        low_slope, low_offset, high_slope, high_offset, *planes = line
+        for above in planes:
+            g = self._above(index, g, above)
         up = g > 0
         self._add(g, chosen := np.where(up, low_offset, high_offset), np.abs(chosen))
         if low_slope.ndim > g.ndim:  # a maximum

@@ -4,7 +4,7 @@ import io
 import json
 import math
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,9 +15,10 @@ from stagecert_check.functions import Refused
 from stagecert_check.numbers import LARGEST
 
 FORMAT = "stagecert certificate"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 LEAF = -1  # in a tree
 SLOPES = ("<f2", "<f4", "<f8")
+FORCES = ("<f4", "<f8")
 
 # Limits, in bytes unless it says otherwise; see docs/certificates.md.
 _LARGEST_FILE = 2**30
@@ -40,11 +41,29 @@ class Rows:
         entries: the name of an array of flat indices.
         sides: the name of an array of 1 (low ends) and -1 (high ends).
         slopes: of all earlier activations, with an axis of rows in front.
+        forces: the name of an array (rows, splits) of forces of the splits on the way to a node
+            of a tree. None stands for zeros, and is all there is for a whole box.
     """
 
     entries: str
     sides: str
     slopes: tuple[Slopes | None, ...]
+    forces: str | None = None
+
+
+@dataclass(frozen=True)
+class Above:
+    """Planes above neurons of an activation: names of arrays; see `planes`.
+
+    Attributes:
+        entries: flat indices of the neurons.
+        shares: how much of each takes its plane.
+        kept: (planes, entries of all that neurons read): slopes, as shares of weights.
+    """
+
+    entries: str
+    shares: str
+    kept: str
 
 
 @dataclass(frozen=True)
@@ -56,11 +75,13 @@ class Leaf:
         boxes: for every activation the rows that make its argument's interval tighter, or None.
         count: of leaves, if it is for all: then slopes have an axis of leaves in front, or of
             length 1, and boxes are for the box of the whole case.
+        planes: for every activation planes above some of its neurons, or None; or nothing at all.
     """
 
     slopes: tuple[Slopes | None, ...]
     boxes: tuple[Rows | None, ...]
     count: int | None = None
+    planes: tuple[Above | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,7 @@ class Case:
         leaves: those that need more than defaults, by number.
         forces: for every leaf one number for each neuron split on the way to it. None if neurons
             are not split; then there may be `leaves`, otherwise what is for `all`.
+        stations: by node, in preorder: rows that make intervals tighter below that node.
     """
 
     axes: np.ndarray
@@ -83,6 +105,7 @@ class Case:
     leaves: dict[int, Leaf]
     forces: np.ndarray | None = None
     all: Leaf | None = None
+    stations: dict[int, tuple[Rows | None, ...]] = field(default_factory=dict)
 
 
 class Certificate:
@@ -224,7 +247,10 @@ class Certificate:
 
     def _case(self, case: Any, activations: int, rows: int) -> Case:
         stacked = self.version > 1 and isinstance(case, dict) and "forces" in case
-        _keys(case, "axes cuts multipliers " + ("forces slopes boxes" if stacked else "leaves"))
+        more = " stations" if stacked and "stations" in case else ""
+        _keys(
+            case, "axes cuts multipliers " + (f"forces slopes boxes{more}" if stacked else "leaves")
+        )
         axes = self.array(self._name(case["axes"]), ("<i4",), (None,))
         cuts = self.array(self._name(case["cuts"]), ("<f8",), axes.shape)
         shape = (int(np.sum(axes == LEAF)), rows)
@@ -239,15 +265,17 @@ class Certificate:
             slopes = self._slopes(case["slopes"], activations if case["slopes"] else 0)
             boxes = self._boxes(case["boxes"], activations if case["boxes"] else 0)
             everywhere = Leaf(slopes, boxes, len(multipliers))
-            return Case(axes, cuts, multipliers, {}, forces, everywhere)
+            stations = self._stations(case.get("stations", []), axes, activations)
+            return Case(axes, cuts, multipliers, {}, forces, everywhere, stations)
         leaves: dict[int, Leaf] = {}
         for leaf in _list(case["leaves"], None, "leaves"):
-            _keys(leaf, "number slopes boxes")
+            _keys(leaf, "number slopes boxes" + (" planes" if self.version > 2 else ""))
             number = leaf["number"]
             if type(number) is not int or not 0 <= number < len(multipliers) or number in leaves:
                 raise Refused(f"there is no leaf {str(number)[:60]}, or it is given twice")
             slopes = self._slopes(leaf["slopes"], activations)
-            leaves[number] = Leaf(slopes, self._boxes(leaf["boxes"], activations))
+            planes = self._planes(leaf.get("planes", []), activations)
+            leaves[number] = Leaf(slopes, self._boxes(leaf["boxes"], activations), planes=planes)
         return Case(axes, cuts, multipliers, leaves)
 
     def _slopes(self, items: Any, count: int) -> tuple[Slopes | None, ...]:
@@ -258,16 +286,38 @@ class Certificate:
             found.append(item)
         return tuple(found)
 
-    def _boxes(self, items: Any, count: int) -> tuple[Rows | None, ...]:
-        return tuple(self._rows(x, k) for k, x in enumerate(_list(items, count, "boxes")))
+    def _stations(self, items: Any, axes, activations: int) -> dict[int, tuple[Rows | None, ...]]:
+        found: dict[int, tuple[Rows | None, ...]] = {}
+        for item in _list(items, None, "stations"):
+            _keys(item, "node boxes")
+            node = item["node"]
+            if type(node) is not int or not 0 <= node < len(axes) or node in found:
+                raise Refused(f"there is no node {str(node)[:60]}, or it is given twice")
+            found[node] = self._boxes(item["boxes"], activations, True)
+        return found
 
-    def _rows(self, item: Any, before: int) -> Rows | None:
+    def _planes(self, items: Any, count: int) -> tuple[Above | None, ...]:
+        found = []
+        for item in _list(items, count if items else 0, "planes"):
+            if item is not None:
+                _keys(item, "entries shares kept")
+                item = Above(*(self._name(item[key]) for key in ("entries", "shares", "kept")))
+            found.append(item)
+        return tuple(found)
+
+    def _boxes(self, items: Any, count: int, pulled: bool = False) -> tuple[Rows | None, ...]:
+        listed = _list(items, count, "boxes")
+        return tuple(self._rows(x, k, pulled) for k, x in enumerate(listed))
+
+    def _rows(self, item: Any, before: int, pulled: bool) -> Rows | None:
         if item is None:
             return None
-        _keys(item, "entries sides slopes")
+        _keys(item, "entries sides slopes" + (" forces" if pulled else ""))
+        forces = item.get("forces")
         return Rows(
             self._name(item["entries"]), self._name(item["sides"]),
             self._slopes(item["slopes"], before),
+            None if forces is None else self._name(forces),
         )  # fmt: skip
 
 

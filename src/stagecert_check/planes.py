@@ -18,6 +18,7 @@ import numpy as np
 from stagecert_check.functions import Activation, Piecewise, Refused
 from stagecert_check.graph import Program
 
+MOST_NUMBERS = 2**24  # slopes of the planes above one activation, on one leaf
 NUMBERS_AT_ONCE = 2**22  # in the cotangents of planes that are made together
 
 
@@ -63,7 +64,7 @@ class Planes:
     slopes: dict[int, Any]
     offsets: Any
 
-    def within(self, some: slice) -> "Planes":
+    def __getitem__(self, some: slice) -> "Planes":
         """Those for a slice of the rows."""
         mine = (self.rows >= some.start) & (self.rows < some.stop)
         slopes = {k: x[mine] for k, x in self.slopes.items()}
@@ -143,9 +144,19 @@ class Given:
     shares: np.ndarray
     kept: np.ndarray
 
-    def of(self, rows: np.ndarray) -> "Given":
-        """Those for some of the rows, which are counted anew."""
-        place = np.full(max(int(self.rows.max(initial=0)), int(rows.max(initial=0))) + 1, -1)
-        place[rows] = np.arange(len(rows))
-        mine = place[self.rows] >= 0
-        return Given(place[self.rows[mine]], self.entries[mine], self.shares[mine], self.kept[mine])
+
+def read_planes(certificate: Any, program: Program, index: int, above: Any) -> Given:
+    """What a certificate gives for one row: `above` names the arrays."""
+    entries = certificate.array(above.entries, ("<i4",), (None,))
+    (argument,) = program.nodes[index].arguments
+    size = int(np.prod(program.nodes[argument].shape))
+    if np.any(entries < 0) or np.any(entries >= size) or np.any(np.diff(entries) <= 0):
+        raise Refused("planes are above neurons that are not there, or not in order")
+    shares = certificate.slopes(above.shares, entries.shape)
+    if np.any(shares < 0) or np.any(shares > 1):
+        raise Refused("a share of a plane is not between 0 and 1")
+    reads = sum(int(np.prod(program.nodes[k].shape)) for k in sources_of(program, index))
+    if len(entries) * reads > MOST_NUMBERS:
+        raise Refused(f"planes have more than {MOST_NUMBERS} slopes")
+    kept = certificate.slopes(above.kept, (len(entries), reads))
+    return Given(np.zeros(len(entries), int), entries, shares, kept)

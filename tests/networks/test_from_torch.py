@@ -118,8 +118,21 @@ def test_activations(name):
 
 def test_softplus_with_settings():
     assert kinds(agree(nn.Softplus(beta=3.0), (4,))) == ["softplus"]
-    with pytest.raises(ProblemError, match="Where"):  # a jump that can be seen
-        from_torch(nn.Softplus(threshold=1.0), torch.zeros(1, 4))
+    # A jump that can be seen.
+    assert kinds(agree(nn.Softplus(threshold=1.0), (4,))) == ["reverting_softplus"]
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Softmax(-1), (4,)),
+        (nn.LayerNorm(4), (4,)),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (3, 4)),
+    ],
+    ids=["softmax", "layer norm", "attention"],
+)
+def test_parts_of_transformers(module, shape):
+    agree(module, shape)
 
 
 def test_several_inputs():
@@ -140,12 +153,10 @@ def test_modes_are_left_alone():
 @pytest.mark.parametrize(
     ("module", "shape", "text"),
     [
-        (nn.Softmax(-1), (4,), "Softmax"),
-        (nn.LayerNorm(4), (4,), "LayerNormalization"),
-        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (3, 4), "Softmax"),
-        (nn.Sequential(nn.Softmax(-1), nn.LayerNorm(4)), (4,), "2 nodes"),
+        (nn.PixelShuffle(2), (4, 2, 2), "DepthToSpace"),
+        (nn.Sequential(nn.PixelShuffle(2), nn.PixelShuffle(2)), (16, 2, 2), "2 nodes"),
     ],
-    ids=["softmax", "layer norm", "attention", "both"],
+    ids=["one", "both"],
 )
 def test_refused(module, shape, text):
     with pytest.raises(ProblemError, match=text):

@@ -5,11 +5,11 @@ import onnx
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
-from stagecert.verify import complete, nodes, splitting, verify
+from stagecert.verify import complete, nodes, proving, splitting, verify
 from stagecert.verify.ascent import ascend
 from stagecert.verify.choosing import parts_bounds, split_points
 from stagecert.verify.models import OpenModel
-from stagecert.verify.pruning import tried
+from stagecert.verify.pruning import Tried, tried
 from stagecert.verify.queries import groups_of
 from stagecert_check import properties
 from stagecert_check.checker import Checker
@@ -157,22 +157,27 @@ def smooth_model(kind: str, seed: int) -> tuple[onnx.ModelProto, list]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "function"),
+    ("kind", "function", "steepest", "slack"),
     [
-        ("Sigmoid", lambda x: 1 / (1 + np.exp(-x))),
-        ("LeakyRelu", lambda x: np.where(x > 0, x, np.float32(0.01) * x)),
+        ("Sigmoid", lambda x: 1 / (1 + np.exp(-x)), 0.25, 0.1),
+        ("LeakyRelu", lambda x: np.where(x > 0, x, np.float32(0.01) * x), 1.0, 1e-3),
     ],
 )
-def test_other_activations_are_decided_as_a_fine_grid_says(kind, function):
+def test_other_activations_are_decided_as_a_fine_grid_says(kind, function, steepest, slack):
     model, layers = smooth_model(kind, 3)
     grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 801)] * 2), axis=-1).reshape(-1, 2)
-    value = grid
+    value, speed = grid, np.eye(2)
     for k, (w, b) in enumerate(layers):
         value = value @ w.T.astype(float) + b
-        value = function(value) if k < len(layers) - 1 else value
+        speed = np.abs(w.astype(float)) @ speed
+        if k < len(layers) - 1:
+            value, speed = function(value), steepest * speed
     least, spread = float(value.min()), float(np.ptp(value))
-    # Between two points of the grid the network moves by far less than this.
-    none = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 0.15 * spread:.6f})", 1), 120)
+    # Between two points of the grid the network moves by no more than this.
+    slip = float(np.sum(speed)) / 800
+    assert slip < 0.04 * spread
+    limit = least - slip - slack * spread
+    none = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {limit:.6f})", 1), 120)
     assert (none.answer, none.checked) == ("unsat", True), none.reason
     some = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least + 0.01 * spread:.6f})", 1), 60)
     assert some.answer == "sat"
@@ -240,3 +245,38 @@ def test_products_are_split_and_their_planes_tilted():
     never = searched(model, vnnlib(LOW, HIGH, "(<= Y_0 -0.24)", 1), most=20)
     assert never.tree is not None
     assert not never.tree.done
+
+
+def test_leaves_that_are_never_confirmed_end_in_no_answer(monkeypatch):
+    layers, rows, least = random_case(5)
+    monkeypatch.setattr(
+        proving, "tried", lambda _, tree, *__: Tried(np.full(tree.leaves, -1.0),
+                                                     np.zeros(tree.leaves, bool)),
+    )  # fmt: skip
+    found = verify(dense(layers), shifted(rows, least - 1e-2), 120)
+    assert found.answer == "unknown"
+    assert found.rejected
+    assert "not refuted" in (found.objection or "")
+
+
+def test_nodes_with_open_maxima_are_no_linear_programs():
+    # |x_0| + |x_1| as maxima of pairs: the least value is zero, in the middle.
+    eye = np.eye(2, dtype=np.float32)
+    nodes_ = [
+        onnx.helper.make_node("Neg", ["x"], ["n"]),
+        onnx.helper.make_node("Max", ["x", "n"], ["h"]),
+        onnx.helper.make_node("Gemm", ["h", "w", "b"], ["y"]),
+    ]
+    stored = [onnx.numpy_helper.from_array(a, name)
+              for name, a in (("w", eye), ("b", np.zeros(2, np.float32)))]  # fmt: skip
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2])
+            for name in "xy"]  # fmt: skip
+    graph = onnx.helper.make_graph(nodes_, "g", ends[:1], ends[1:], stored)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    # Nothing is left to split, but where both arguments may win the network is not affine.
+    none = verify(model, vnnlib(LOW, HIGH, "(<= (+ Y_0 Y_1) -0.05)", 2), 60)
+    assert (none.answer, none.rejected) == ("unknown", False)
+    assert "neither be split nor refuted" in none.reason
+    some = verify(model, vnnlib(LOW, HIGH, "(<= (+ Y_0 Y_1) 0.05)", 2), 60)
+    assert some.answer == "sat"

@@ -45,6 +45,9 @@ def verify(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer only.")] = False,
     seed: Annotated[int, typer.Option(help="For the starting points of the attack.")] = 0,
     memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
+    relaxation: Annotated[
+        str, typer.Option(help="What stands for a neuron on whole boxes: triangle or envelope.")
+    ] = "triangle",
 ) -> None:
     """Proves that no input violates a property, or finds one that does.
 
@@ -89,6 +92,7 @@ def verify(
             check=not unchecked,
             seed=seed,
             memory=memory,
+            relaxation=relaxation,  # type: ignore  (what is unknown is refused there)
             progress=progress,
         )
         outcome.work = work

@@ -29,6 +29,16 @@ class Rows:
     entries: np.ndarray
     sides: np.ndarray
     slopes: tuple[Slopes | None, ...]
+    forces: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Above:
+    """Planes above neurons of an activation: see docs/certificates.md."""
+
+    entries: np.ndarray
+    shares: np.ndarray
+    kept: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +50,13 @@ class Leaf:
         slopes: for every activation None, or slopes below and above; None where the checker's own
             are meant.
         boxes: for every activation None, or slopes that bound its argument.
+        planes: for every activation None, or planes above some of its neurons.
     """
 
     multipliers: np.ndarray
     slopes: tuple[Slopes | None, ...] = ()
     boxes: tuple[Rows | None, ...] = ()
+    planes: tuple[Above | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,22 +113,33 @@ class Arrays:
 
     def leaf(self, one: Leaf) -> format_.Leaf | None:
         """The leaf as the checker takes it; None if it has no slopes of its own."""
-        if not any(one.slopes) and not any(one.boxes):
+        if not any(one.slopes) and not any(one.boxes) and not any(one.planes):
             return None
-        return format_.Leaf(self.named(one.slopes), self.boxes(one.boxes))
+        planes = tuple(
+            None if x is None
+            else format_.Above(self.add(x.entries), self.add(x.shares), self.add(x.kept))
+            for x in one.planes
+        )  # fmt: skip
+        return format_.Leaf(self.named(one.slopes), self.boxes(one.boxes), planes=planes)
 
     def boxes(self, boxes) -> tuple[format_.Rows | None, ...]:
         """The same boxes with arrays by their names."""
         return tuple(
             None if rows is None
-            else format_.Rows(self.add(rows.entries), self.add(rows.sides), self.named(rows.slopes))
+            else format_.Rows(
+                self.add(rows.entries), self.add(rows.sides), self.named(rows.slopes),
+                None if rows.forces is None else self.add(rows.forces),
+            )
             for rows in boxes
         )  # fmt: skip
 
     def tree(self, one: Branches) -> format_.Case:
         """A tree that splits neurons as the checker takes it."""
         everywhere = format_.Leaf(self.named(one.slopes), self.boxes(one.whole), one.leaves)
-        return format_.Case(one.axes, one.cuts, one.multipliers, {}, one.forces, everywhere)
+        stations = {node: self.boxes(boxes) for node, boxes in one.stations.items()}
+        return format_.Case(
+            one.axes, one.cuts, one.multipliers, {}, one.forces, everywhere, stations
+        )
 
 
 def packed(proof: Proof) -> bytes:
@@ -126,12 +149,12 @@ def packed(proof: Proof) -> bytes:
         arrays = Arrays(out)
         header = {
             "format": format_.FORMAT,
-            "version": 2 if any(isinstance(case, Branches) for case in proof.cases) else 1,
+            "version": (version := _version(proof)),
             "stagecert": stagecert.__version__,
             "model_sha256": proof.model,
             "property_sha256": proof.property,
             "cases": [
-                _tree(case, arrays) if isinstance(case, Branches) else _case(case, arrays)
+                _tree(case, arrays) if isinstance(case, Branches) else _case(case, arrays, version)
                 for case in proof.cases
             ],
         }
@@ -151,12 +174,26 @@ def _member(name: str) -> zipfile.ZipInfo:
     return info
 
 
-def _case(case: CaseProof, arrays: Arrays) -> dict[str, Any]:
+def _version(proof: Proof) -> int:
+    """The first version that has all that a proof needs."""
+    trees = [isinstance(case, Branches) for case in proof.cases]
+    plain = [case for case in proof.cases if isinstance(case, CaseProof)]
+    if any(any(leaf.planes) for case in plain for leaf in case.leaves):
+        return 3
+    return 2 if any(trees) else 1
+
+
+def _case(case: CaseProof, arrays: Arrays, version: int) -> dict[str, Any]:
     leaves = []
     for number, one in enumerate(case.leaves):
         leaf = arrays.leaf(one)
         if leaf is not None:
-            leaves.append({"number": number, "slopes": leaf.slopes, "boxes": _boxes(leaf.boxes)})
+            item = {"number": number, "slopes": leaf.slopes, "boxes": _boxes(leaf.boxes)}
+            planes = [
+                x and {"entries": x.entries, "shares": x.shares, "kept": x.kept}
+                for x in leaf.planes
+            ]
+            leaves.append(item | ({"planes": planes} if version > 2 else {}))
     axes = [-1 if s is None else s[0] for s in case.splits]
     return {
         "axes": arrays.add(np.array(axes, "<i4")),
@@ -166,11 +203,16 @@ def _case(case: CaseProof, arrays: Arrays) -> dict[str, Any]:
     }
 
 
-def _boxes(boxes: tuple[format_.Rows | None, ...]) -> list:
-    return [
+def _boxes(boxes: tuple[format_.Rows | None, ...], pulled: bool = False) -> list:
+    found: list[dict[str, Any] | None] = [
         rows and {"entries": rows.entries, "sides": rows.sides, "slopes": rows.slopes}
         for rows in boxes
     ]
+    if pulled:
+        for item, rows in zip(found, boxes, strict=True):
+            if item is not None and rows is not None:
+                item["forces"] = rows.forces
+    return found
 
 
 def _tree(tree: Branches, arrays: Arrays) -> dict[str, Any]:
@@ -181,4 +223,8 @@ def _tree(tree: Branches, arrays: Arrays) -> dict[str, Any]:
         "forces": arrays.add(tree.forces),
         "slopes": arrays.named(tree.slopes),
         "boxes": _boxes(arrays.boxes(tree.whole)),
+        "stations": [
+            {"node": node, "boxes": _boxes(arrays.boxes(boxes), True)}
+            for node, boxes in tree.stations.items()
+        ],
     }

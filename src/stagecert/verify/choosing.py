@@ -37,6 +37,17 @@ def split_points(form: Form, low, high) -> np.ndarray:
     return cuts
 
 
+def undecided_maxima(form: Form, lanes: Lanes) -> bool:
+    """Whether a maximum of some lane may have more than one winner: no split settles that."""
+    return any(
+        np.any(layer.function.bent(*(
+            x[:, layer.some].reshape(-1, *layer.shape) for x in (lanes.low, lanes.high)
+        )))
+        for layer in form.layers.values()
+        if layer.maximum
+    )  # fmt: skip
+
+
 def kinks_of(function: Activation) -> tuple[tuple[float, ...], bool]:
     """Where an activation has its kinks or bends the other way; whether it is linear between."""
     knots = getattr(function, "knots", None)

@@ -14,9 +14,9 @@ import numpy as np
 
 from stagecert import networks
 from stagecert.networks import Network
+from stagecert.networks.bounding.relaxation import Split, split
+from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify.queries import for_users
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.networks.neurons import single
+from stagecert.networks.bounding.neurons import single
 from stagecert_check.functions import Activation, Maximum, Product
 from stagecert_check.graph import Program, Shift
 

@@ -20,6 +20,7 @@ from stagecert.networks import Network
 from stagecert.verify.branches import Branches
 from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Slopes, packed
 from stagecert.verify.models import OpenModel, opened
+from stagecert.verify.planes import Proven
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, groups_of
 from stagecert.verify.slopes import SlopeSearch, Tightener
@@ -68,6 +69,7 @@ class Refutation:
         rows: for cases refuted on their whole box, the row of the group that does it.
         tree: the cuts of the boxes and what is refuted on each, if boxes were split.
         branches: trees that split neurons too, each for a case of its own.
+        planes: by case, what refutes its row in `rows` with planes above neurons.
     """
 
     network: Network
@@ -75,6 +77,7 @@ class Refutation:
     rows: dict[int, int] = field(default_factory=dict)
     tree: Tree | None = None
     branches: tuple[Branches, ...] = ()
+    planes: dict[int, Proven] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +240,7 @@ class _Prover:
                     roots[case] = self._root(g, c, case)
         open_ = [part for root in roots.values() for part in _leaves(root)]
         spare = _MORE_BOXES + _MORE_PER_BOX * len(open_)
-        open_ = self._by_default(open_)
+        open_ = self._by_default(self._by_planes(open_))
         # Another row may do where the one that verification took does not, or all together.
         for part in open_:
             part.weights += self._candidates(part.case)
@@ -347,6 +350,21 @@ class _Prover:
             finished += len(some)
             self.look_at_the_clock()
             self.say(f"certificate: {finished} of {len(tasks)} boxes checked")
+        return [part for part in parts if part.leaf is None]
+
+    def _by_planes(self, parts: Sequence[_Part]) -> list[_Part]:
+        """Lets the checker try the planes that verification found; those parts that are left."""
+        held, none = Arrays(), (None,) * len(self.checker.activations)
+        for part in parts:
+            proven = self.found.planes.get(part.case)
+            if proven is None:
+                continue
+            multipliers = self._multipliers(part, part.weights[0])
+            leaf = Leaf(np.array(multipliers), proven.slopes, none, proven.planes)
+            task = Task(part.case, 0, part.low, part.high, multipliers, held.leaf(leaf))
+            for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
+                self._note(part, some[0], bounds[0], leaf)
+            self.look_at_the_clock()
         return [part for part in parts if part.leaf is None]
 
     def _note(self, part: _Part, task: Task, bound: float, leaf: Leaf) -> None:

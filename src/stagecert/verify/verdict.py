@@ -19,8 +19,8 @@ class CaseBounds:
         case: its number in `Property.cases`.
         refuted: whether the bounds of the search prove that no point belongs to the case.
         how: what refuted it: "ibp" (one pass back on intervals), "backward" (on intervals that
-            passes back have tightened), "nonconvex", "optimised", "splitting" (of the inputs) or
-            "tree" (of splits of neurons).
+            passes back have tightened), "envelope" (with planes above neurons), "nonconvex",
+            "optimised", "splitting" (of the inputs) or "tree" (of splits of neurons).
         row: the row that did, as an index into the case's output rows followed by the rows of its
             inputs; None if there is none, or if different boxes needed different rows.
         bounds: for each of these rows a certified lower bound of row - bound over the whole box.

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from stagecert.errors import ProblemError
+from stagecert.networks import RELAXATIONS, Relaxation
 from stagecert.networks.bounding.search import few_sizes
 from stagecert.verify import agreement, attack
 from stagecert.verify.complete import Complete
 from stagecert.verify.ladder import Boxes, Ladder
 from stagecert.verify.models import OpenModel, opened
+from stagecert.verify.planes import Proven, bounds_by_planes
 from stagecert.verify.proving import (
     Certified,
     NotCovered,
@@ -44,6 +46,8 @@ TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
+# How often leaves that the checker does not confirm are opened again.
+REOPENINGS = 16
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -58,6 +62,7 @@ def verify(
     check: bool = True,
     seed: int = 0,
     memory: float = 1.0,
+    relaxation: Relaxation = "triangle",
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Decides whether a network can violate a property.
@@ -73,14 +78,17 @@ def verify(
             on the search and the importer alone.
         seed: for the starting points of the attack.
         memory: GiB that arrays may take.
+        relaxation: "envelope" also bounds whole boxes by planes above neurons, which see all that a
+            neuron reads, before neurons are split; see docs/envelope.md.
         progress: called with a line of text now and then.
 
     Raises:
         ProblemError: bad input, or a model or property of a kind that is not supported.
     """
     work = Verification(
-        model, property, timeout, check=check, seed=seed, memory=memory, progress=progress
-    )
+        model, property, timeout, check=check, seed=seed, memory=memory, relaxation=relaxation,
+        progress=progress,
+    )  # fmt: skip
     return work.run()
 
 
@@ -107,13 +115,17 @@ class Verification:
         check: bool = True,
         seed: int = 0,
         memory: float = 1.0,
+        relaxation: Relaxation = "triangle",
         progress: Callable[[str], None] | None = None,
     ):
+        if relaxation not in RELAXATIONS:
+            known = ", ".join(RELAXATIONS)
+            raise ProblemError(f"Unknown relaxation '{relaxation}'; known are {known}.")
         if timeout is not None and not timeout > 0:
             raise ProblemError(f"timeout must be a positive number of seconds, not {timeout!r}.")
         self.begin = time.monotonic()
         self.deadline = None if timeout is None else self.begin + timeout
-        self.check, self.memory = check, memory
+        self.check, self.memory, self.relaxation = check, memory, relaxation
         self.say = progress or (lambda _: None)
         self.draw = np.random.default_rng(seed)
         self.draw_long = np.random.default_rng([seed, 1])
@@ -129,11 +141,12 @@ class Verification:
         self.splitter: Splitter | None = None
         self.complete: Complete | None = None
         self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
+        self.planes: dict[int, Proven] = {}  # by case: what refutes its row
         self.certified: Certified | None = None
         self.objection: str | None = None
         self.rejected = False
         self.reason = ""
-        self._tried: dict[tuple[int, bytes], None] = {}
+        self._reopened = 0
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
@@ -171,7 +184,7 @@ class Verification:
         self.say("proving and checking")
         tree = self.splitter.tree if self.splitter else None
         branches = self.complete.branches() if self.complete else ()
-        found = Refutation(self.network, self.groups, self.rows, tree, branches)
+        found = Refutation(self.network, self.groups, self.rows, tree, branches, self.planes)
         try:
             self.certified = certify(
                 model, self.property, found, memory=self.memory, progress=self.say, stop=self._late
@@ -182,7 +195,8 @@ class Verification:
             self.objection = str(error)
             return self.so_far("unknown", f"The checker cannot follow: {error}.")
         except Rejected as error:
-            if error.open and self.complete is not None:
+            if error.open and self.complete is not None and self._reopened < REOPENINGS:
+                self._reopened += 1
                 return self._search_further(model, error.open)
             self.objection, self.rejected = str(error), True
             return self.so_far("unknown", f"The checker rejects the proof: {error}.")
@@ -269,6 +283,8 @@ class Verification:
             ]
             if self._small():
                 first = [self._bound_by_checker, lambda: self._search_tree(FIRST_TREE_STEPS)]
+            if self.relaxation == "envelope":
+                first.insert(len(first) if not self._small() else 1, self._bound_by_planes)
             steps += [*first, lambda: self._attack(attack.SHORT), self._search_tree]
         else:
             steps += [
@@ -509,6 +525,28 @@ class Verification:
             except Refused:
                 continue
             self._note("backward", g, np.arange(len(bounds)), bounds)
+            if self._over():
+                return
+
+    def _bound_by_planes(self) -> None:
+        """Bounds over whole boxes that look at all inputs of neurons."""
+        assert self.complete is not None
+        for g in sorted({g for g, _ in self._open()}):
+            self.say(f"bounding box {g + 1} of {len(self.groups)}: envelopes")
+            group, state = self.groups[g], self.states[g]
+            open_ = np.flatnonzero(~state.refuted)
+            places = np.unique(np.concatenate([group.places[c] for c in open_]))
+            places = places[np.isfinite(group.limits[places])]
+            try:
+                proven = bounds_by_planes(self.complete.program, group, places, self.memory)
+            except Refused:
+                continue
+            bounds = np.array([one.bound for one in proven.values()])
+            self._note("envelope", g, np.array(list(proven), int), bounds)
+            for c in open_:
+                row = state.row[c]
+                if state.refuted[c] and row in proven:
+                    self.planes[group.numbers[c]] = proven[row]
             if self._over():
                 return
 

@@ -85,7 +85,9 @@ def _adversary(rewards: Any, mdp: MDP) -> Adversary:
         return _library(rewards, mdp)
     if hasattr(rewards, "shape") or isinstance(rewards, list | tuple):
         # A known reward is a mixture of one scenario.
-        return _mixture(Mixture(numbers("rewards", rewards)[None]), mdp)
+        known = numbers("rewards", rewards)
+        mdp.inner("rewards", known)  # a message about this shape, not that of a mixture
+        return _mixture(Mixture(known[None]), mdp)
     raise ProblemError(
         f"rewards must be Mixture, Budget, Effects, a set of stagecert or an array, not "
         f"{type(rewards).__name__}."

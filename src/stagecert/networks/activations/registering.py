@@ -16,6 +16,7 @@ from stagecert.networks.activations import REGISTERED
 from stagecert.networks.activations.hulls import Profile
 from stagecert.networks.activations.smooth import Smooth, make_profile
 from stagecert.networks.activations.wedges import AbstractActivation, AbstractWedge
+from stagecert.validate import advice
 
 
 def _name_is_free(name: str, replace: bool):
@@ -185,7 +186,8 @@ def _survey(name, function, slope, own, knots) -> Profile:
         try:
             parts = function(x), slope(x)
         except Exception as error:
-            raise ProblemError(f"Activation '{name}' fails on an array: {error}") from error
+            what = f"Activation '{name}' fails on an array: {error}{advice(error)}"
+            raise ProblemError(what) from error
         for part, what in zip(parts, ("function", "derivative"), strict=True):
             if jnp.shape(part) != x.shape:
                 raise ProblemError(

@@ -15,7 +15,7 @@ normal one count as zero on many machines: every operation may also be off by th
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -153,7 +153,7 @@ def roundings(segment: Segment, shapes: list, consumers: int) -> int:
     return total
 
 
-class Sums(eqx.Module):
+class Sums(NamedTuple):
     """What a pass back has added up so far for a row.
 
     total: the bound's constant part, as computed.
@@ -180,7 +180,7 @@ def added(x):
     return total if flat.size == 4 * length else total + jnp.sum(flat[4 * length :])
 
 
-class Crossing(eqx.Module):
+class Crossing(NamedTuple):
     """A row behind an activation's lines.
 
     cotangent: that of the activation's argument.

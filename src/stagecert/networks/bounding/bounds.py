@@ -200,6 +200,13 @@ def bound(
     >>> result.bound.round(6).tolist(), result.value.round(6).tolist()
     ([[1.0]], [[1.0]])
     """
+    if not isinstance(network, Network):
+        raise ProblemError(
+            f"bound needs a network, not {type(network).__name__}: from networks.load (ONNX), "
+            "networks.from_torch or networks.from_jax."
+        )
+    if memory is not None and not 0 < memory < math.inf:
+        raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
     if method not in METHODS:
         raise ProblemError(f"Unknown method '{method}'; known are {', '.join(METHODS)}.")
     if precision not in PRECISIONS:
@@ -240,7 +247,9 @@ def bound(
             if relaxation == "envelope":
                 found = _enveloped(found, regions, goal, limits, memory, show, end)
             return found if split is None else _grown(job, found, split, end)
-        chunk = boxes_at_once(parts, regions.shapes, rows.shape[1], memory)
+        # Intervals are those of boxes, whatever is asked of these.
+        lanes = 1 if method == "ibp" and how.kind == "ibp" else rows.shape[1]
+        chunk = boxes_at_once(parts, regions.shapes, lanes, memory)
         results = []
         for first in range(0, regions.count, chunk):
             some = slice(first, first + chunk)
@@ -271,7 +280,7 @@ def bound(
 
 def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
     """A result with envelopes in the place of triangles, where there was time for them."""
-    from stagecert.networks.envelope_bounds import Limits, improve
+    from stagecert.networks.bounding.envelope_bounds import Limits, improve
 
     aim = np.full(found.bound.shape, np.inf) if goal is None else goal
     done = found.bound > aim
@@ -300,7 +309,8 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     bound = np.fmax(found.bound, more.bound)
     with np.errstate(invalid="ignore"):
         closed = value - bound <= limits["atol"] + limits["rtol"] * np.abs(bound)
-    status = np.where(more.reached, Status.ITERATION_LIMIT, found.status)
+    status = found.status.copy()
+    status[more.reached] = Status.ITERATION_LIMIT
     status[~done & ~more.reached] = Status.TIME_LIMIT
     status[closed & np.isfinite(value)] = Status.GAP_REACHED
     if goal is not None:
@@ -707,17 +717,24 @@ def _by_intervals(network, parts, regions, rows, goal, arguments) -> Bounds:
         slip = (rows.shape[-1] + 4) * (info.eps * size + 4 * info.tiny)
         found = np.sum(products, axis=-1) - slip
     found = np.where(np.isnan(found), -np.inf, found)
-    centre = jax.tree.map(
-        lambda x: np.repeat(np.asarray(x)[:, None], rows.shape[1], axis=1),
-        jax.vmap(lambda s: s.centre())(regions.sets),
-    )
+    # One point for all objectives of a box: the network is evaluated there once.
+    centre = jax.tree.map(lambda x: x[:, None], _centres(regions.sets))
     return _with_network_values(network, rows, goal, found, centre, arguments, 1)
 
 
+@jax.jit
+def _centres(sets):
+    return jax.vmap(lambda s: s.centre())(sets)
+
+
 def _with_network_values(network, rows, goal, found, inputs, arguments, passes) -> Bounds:
-    """Bounds of methods that know no point of the relaxation: the network's own values serve."""
+    """Bounds of methods that know no point of the relaxation: the network's own values serve.
+
+    `inputs` are points for every objective, or one point for all of a box.
+    """
     inputs = _unhidden(network, jax.tree.map(np.asarray, inputs))
     value = attained(network, rows, inputs)
+    inputs = jax.tree.map(lambda x: np.broadcast_to(x, (*found.shape, *x.shape[2:])), inputs)
     value = np.where(np.isnan(value), np.inf, value)  # the network itself overflows
     status = np.full(found.shape, Status.STALLED, dtype=object)
     if goal is not None:

@@ -38,7 +38,7 @@ def segment_interval(segment: Segment, inputs: tuple, blocks: tuple):
             radius = operation.radius(weights, *radii)
             terms = operation.terms(weights, *(jnp.shape(c) for c in centres))
             if terms:
-                magnitude = operation.radius(weights, *map(jnp.abs, centres)) + radius
+                magnitude = operation.size(weights, *centres) + radius
                 radius = widened(radius, magnitude, terms)
         else:
             assert isinstance(operation, Shift)

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -53,8 +53,11 @@ class Curve(eqx.Module):
     unit: Any
 
 
-class Rows(eqx.Module):
-    """A portion of rows: the box of each neuron, its place, and what its rows add up to so far."""
+class Rows(NamedTuple):
+    """A portion of rows: the box of each neuron, its place, and what its rows add up to so far.
+
+    One is made for each program that is called; modules would take a tenth of a millisecond.
+    """
 
     boxes: Any
     places: Any

@@ -43,6 +43,9 @@ from stagecert.solvers.damped import Damped
 LARGEST_PORTION = 2048
 # Neurons times rows at a time: on CPUs, larger arrays fall out of the caches.
 LANE_NUMBERS = 400_000
+# Plans and views of networks' layers that are remembered: they take longer than small passes.
+KEPT_PLANS = 1024
+_seen_before: dict[tuple, tuple[Plan, View, dict[int, View]]] = {}
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,13 @@ class Start:
         segment: with its sources numbered from zero.
         sources: what they are.
         known: what the boxes determine of it.
-        first, views: how the segment is seen, and all layers before it.
+        plan, first, views: how the segment is seen, and all layers before it.
     """
 
     segment: Segment
     sources: tuple[Source, ...]
-    plan: Plan
     known: Known
+    plan: Plan
     first: View
     views: dict[int, View]
 
@@ -161,6 +164,9 @@ class Passes:
         self.layers = [layer.local for layer in parts.layers]
         self.last = parts.last.local
         self.planner = Planner(parts.layers, regions.shapes, regions.boxed)
+        leaves, structure = jax.tree.flatten((parts.layers, parts.last))
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
+        self.kind = structure, shapes, tuple(map(tuple, regions.shapes)), regions.boxed
         self.pairs: dict[Source, Any] = {(True, k): p for k, p in enumerate(regions.boxes)}
         self.sizes: dict[Source, Any] = {k: _size(*p) for k, p in self.pairs.items()}
         self.known: list[Known] = []
@@ -227,15 +233,19 @@ class Passes:
         # What holds for it holds for all of them.
         return tuple(jnp.asarray(x.reshape(len(x), -1)[:, first].reshape(x.shape)) for x in ends)
 
-    def _start(self, index: int, known: Known, windows: bool = True) -> Start:
-        segment = self.parts.layers[index].segment
-        return self._started(self.layers[index].segment, segment, known, windows)
-
-    def _started(self, local: Segment, segment: Segment, known: Known, windows: bool) -> Start:
-        plan = self.planner.plan(segment, known.constant.shape, windows)
-        views = {k: self._view(self.layers[k].segment, sight, k) for k, sight in plan.steps}
-        first = self._view(local, plan.first, None)
-        return Start(local, segment.sources, plan, known, first, views)
+    def _start(self, index: int | None, known: Known, windows: bool = True) -> Start:
+        """Where rows of a layer's argument begin, or of the outputs."""
+        local, segment = self.last, self.parts.last
+        if index is not None:
+            local, segment = self.layers[index].segment, self.parts.layers[index].segment
+        key = self.kind, index, windows
+        if key not in _seen_before:
+            if len(_seen_before) >= KEPT_PLANS:
+                _seen_before.clear()
+            plan = self.planner.plan(segment, known.constant.shape, windows)
+            views = {k: self._view(self.layers[k].segment, sight, k) for k, sight in plan.steps}
+            _seen_before[key] = plan, self._view(local, plan.first, None), views
+        return Start(local, segment.sources, known, *_seen_before[key])
 
     def _portions(self, start: Start, count: int) -> list[slice]:
         """Slices of one size of the neurons that go back: of those that see little, more at a time.
@@ -299,7 +309,8 @@ class Passes:
         moves = any(window.moves for window in goal.windows)
         arrived = tuple(arriving.get((True, k), ()) for k in inputs)
         portion = Rows(boxes, _places(places, moves), sums)
-        return Way(*finish(self.sets, goal, portion, arrived), met)
+        bound, coefficients, minimisers = finish(self.sets, goal, portion, arrived)
+        return Way(bound, coefficients, minimisers, met)
 
     def _searched(self, start: Start, where, way: Way, steps: int):
         """The best bounds of a pass and a few steps after it, and the lines of the best step.
@@ -368,8 +379,8 @@ class Passes:
 
     def bound(self, of_box: np.ndarray, rows: np.ndarray) -> Found:
         """Lower bounds of rows . outputs, each row (count, outputs) over the box given with it."""
-        known, last = self.known_last, self.parts.last
-        start = self._started(self.last, last, known, windows=False)
+        known = self.known_last
+        start = self._start(None, known, windows=False)
         # Two rows of a box at a time, as of neurons: the programs are the same.
         order, pairs, place = _pairs(of_box)
         size = max(self.width // 2, 1)
@@ -459,10 +470,4 @@ def _chosen(higher: np.ndarray, new: dict[int, Lines], old: dict[int, Lines]) ->
         a, b = np.asarray(a), np.asarray(b)
         return np.where(higher.reshape(*higher.shape, *(1,) * (a.ndim - 2)), a, b)
 
-    return {
-        k: Lines(
-            *(pick(getattr(new[k], name), getattr(old[k], name))
-              for name in ("low_slope", "low_offset", "high_slope", "high_offset"))
-        )
-        for k in new
-    }  # fmt: skip
+    return {k: jax.tree.map(pick, new[k], old[k]) for k in new}

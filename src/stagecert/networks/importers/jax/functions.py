@@ -48,6 +48,7 @@ from stagecert.networks.importers.jax.walking import (
     walk,
 )
 from stagecert.networks.importers.onnx.nodes import Draft, Placeholder, Refused, words
+from stagecert.validate import advice
 
 
 def from_jax(function: Callable, example: Any) -> Network:
@@ -80,6 +81,7 @@ def from_jax(function: Callable, example: Any) -> Network:
         raise ProblemError(
             f"JAX cannot trace the function at one point of shape "
             f"{', '.join(str(s.shape) for s in structs)} (without a batch axis): {_text(error)}"
+            f"{advice(error)}"
         ) from error
     if not traced.jaxpr.outvars:
         raise ProblemError("The function has no outputs.")

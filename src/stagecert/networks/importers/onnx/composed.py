@@ -1,10 +1,11 @@
-"""ONNX operators that are made of others: softmax, normalisations, norms, nearest neighbours."""
+"""ONNX operators that are made of others: softmax, normalisations, norms, resized images."""
 
 import math
 from fractions import Fraction
 
 import numpy as np
 
+from stagecert.networks import enclosures
 from stagecert.networks import operations as op
 from stagecert.networks.graph import Value
 from stagecert.networks.importers.onnx.arithmetic import product, reduced_axes
@@ -119,6 +120,8 @@ def _norm(call: Call):
 @converts("Upsample", "Resize")
 def _repeated(call: Call):
     x = call.variable()
+    if call.get("mode") == b"linear":
+        return _interpolated(call, x)
     for axis, times in enumerate(_factors(call, x.shape)):
         if times > 1:
             check_size((*x.shape, times))
@@ -131,13 +134,26 @@ def _factors(call: Call, shape) -> list[int]:
     mode = call.get("mode", b"nearest")
     if mode != b"nearest":
         raise Refused(f"is only supported with nearest neighbours, not with the mode {mode!r}")
-    newer = call.operator == "Resize" and call.opset >= 11
+    newer = _is_newer(call)
     if newer:
         places = call.get("coordinate_transformation_mode", b"half_pixel")
         nearest = call.get("nearest_mode", b"round_prefer_floor")
         known = [(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")]
         if (places, nearest) not in known or call.get("axes"):
             raise Refused(f"is not supported with {places!r} and {nearest!r}, or with axes")
+    scales = _scales(call, shape)
+    if any(s.denominator != 1 or s < 1 for s in scales):
+        raise Refused("is only supported with whole factors, one for each axis")
+    return [int(s) for s in scales]
+
+
+def _is_newer(call: Call) -> bool:
+    return call.operator == "Resize" and call.opset >= 11
+
+
+def _scales(call: Call, shape) -> list[Fraction]:
+    """How much longer each axis gets."""
+    newer = _is_newer(call)
     if newer and call.item(3) is not None:
         sizes = call.integers("sizes", 3) or []
         scales = [Fraction(n, m) for n, m in zip(sizes, shape, strict=True)]
@@ -146,6 +162,56 @@ def _factors(call: Call, shape) -> list[int]:
     else:
         given = call.constant(2 if newer else 1, "scales")
         scales = [Fraction(float(s)) for s in given.ravel()]
-    if len(scales) != len(shape) or any(s.denominator != 1 or s < 1 for s in scales):
-        raise Refused("is only supported with whole factors, one for each axis")
-    return [int(s) for s in scales]
+    if len(scales) != len(shape) or any(s <= 0 for s in scales):
+        raise Refused("needs one positive scale for each axis")
+    return scales
+
+
+def _interpolated(call: Call, x: Value) -> Value:
+    """Linear interpolation: a matrix of shares for each axis that changes."""
+    way = call.get("coordinate_transformation_mode", b"half_pixel").decode()
+    way = way if _is_newer(call) else "asymmetric"
+    if call.get("axes") or call.get("antialias", 0):
+        raise Refused("is not supported with axes or against aliases")
+    if call.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise Refused("is only supported where it may stretch")
+    for axis, scale in enumerate(_scales(call, x.shape)):
+        shares = _shares_of_neighbours(x.shape[axis], scale, way)
+        if scale == 1 and shares.shape[0] == x.shape[axis]:
+            continue
+        check_size((*x.shape, len(shares)))
+        numerators, denominators = (
+            np.array([[getattr(s, name) for s in row] for row in shares.T], np.float64)
+            for name in ("numerator", "denominator")
+        )
+        if max(np.abs(numerators).max(), denominators.max()) > 2**53:
+            raise Refused("has scales with too many digits")
+        weights, loose = enclosures.weights_of(enclosures.divide(numerators, denominators))
+        rank = len(x.shape)
+        order = (*(k for k in range(rank) if k != axis), axis)
+        made = call.add(op.MatMul(False, loose), call.add(op.Transpose(order), x), weights=weights)
+        x = call.add(op.Transpose(tuple(int(k) for k in np.argsort(order))), made)
+    return x
+
+
+def _shares_of_neighbours(length: int, scale: Fraction, way: str) -> np.ndarray:
+    """(new length, length): what each entry takes of which old ones."""
+    count = math.floor(length * scale)
+    check_size((count, length))
+    half, shares = Fraction(1, 2), np.full((count, length), Fraction(0), object)
+    for k in range(count):
+        if way == "align_corners":
+            at = Fraction(k * (length - 1), count - 1) if count > 1 else Fraction(0)
+        elif way == "asymmetric":
+            at = k / scale
+        elif way == "half_pixel" or (way == "pytorch_half_pixel" and count > 1):
+            at = (k + half) / scale - half
+        elif way == "pytorch_half_pixel":
+            at = Fraction(0)
+        else:
+            raise Refused(f"is not supported with the coordinates {way!r}")
+        at = min(max(at, Fraction(0)), Fraction(length - 1))
+        first = min(math.floor(at), length - 1)
+        shares[k, first] += 1 - (at - first)
+        shares[k, min(first + 1, length - 1)] += at - first
+    return shares

@@ -33,8 +33,8 @@ _SHORT = ("float16", "bfloat16")
 _KNOWN = ("float32", "float64", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 
 _MOVED = words(
-    "Concat ConstantOfShape Expand Flatten Gather Identity Reshape Shape Size Slice Split Squeeze "
-    "Tile Transpose Unsqueeze Where"
+    "Concat ConstantOfShape Expand Flatten Gather Identity Reshape ScatterND Shape Size Slice "
+    "Split Squeeze Tile Transpose Unsqueeze Where"
 )
 _CASTS = words("Cast CastLike")
 # More integers than this take too long one by one.
@@ -122,6 +122,8 @@ def _constants(call: Call) -> list[Constant]:
 
 
 def _moved(call: Call, node: onnx.NodeProto) -> list[Constant]:
+    if call.get("reduction", b"none") != b"none":
+        raise Refused("is not supported where it adds up")
     data = call.inputs[1:] if call.operator == "Where" else call.inputs
     kinds = {_is_floating(x) for x in data if x is not None}
     if call.operator in ("Concat", "Where") and len(kinds) > 1:

@@ -27,6 +27,8 @@ from stagecert.networks.importers.enclosures import CONSTANT, Constant
 from stagecert.networks.importers.onnx import (
     arithmetic,  # noqa: F401  (these register their operators)
     composed,  # noqa: F401
+    einsum,  # noqa: F401
+    recurrent,  # noqa: F401
     shapes,
     where,  # noqa: F401
     windows,  # noqa: F401
@@ -53,7 +55,7 @@ OLDEST_OPSET = 7
 
 _JOINT = words(
     "Hardmax GroupNormalization "
-    "RMSNormalization LpNormalization MeanVarianceNormalization LRN Attention LSTM GRU RNN Einsum "
+    "RMSNormalization LpNormalization MeanVarianceNormalization LRN Attention "
     "ReduceProd ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
 )
 _STEPS = words(

@@ -197,6 +197,33 @@ def _gather(call: Call):
     return call.add(op.Take(axis), x, weights=(indices % n).astype(np.int32))
 
 
+@converts("ScatterND")
+def _scatter(call: Call):
+    """Entries of the first input, or of the last one: where each is from does not vary."""
+    data, indices, updates = call.inputs[0], call.constant(1, "indices"), call.inputs[2]
+    if call.get("reduction", b"none") != b"none":
+        raise Refused("is not supported where it adds up")
+    assert data is not None
+    assert updates is not None
+    rank = indices.shape[-1]
+    if (*indices.shape[:-1], *data.shape[rank:]) != updates.shape or rank > len(data.shape):
+        raise Refused(f"has indices of the shape {indices.shape} for {updates.shape} entries")
+    lengths = np.array(data.shape[:rank])
+    if np.any(indices < -lengths) or np.any(indices >= lengths):
+        raise Refused("has indices that are not there")
+    size = math.prod(data.shape)
+    origin = np.arange(size).reshape(data.shape)
+    places = tuple(np.moveaxis(indices % lengths, -1, 0))
+    origin[places] = size + np.arange(math.prod(updates.shape)).reshape(updates.shape)
+    flat = [x.reshape(-1) if isinstance(x, np.ndarray)
+            else x.moved(np.ravel) if isinstance(x, Enclosure)
+            else reshape(call, x, (math.prod(x.shape),)) for x in (data, updates)]  # fmt: skip
+    inner = Call(call.draft, "Concat", call.name, flat, {"axis": 0}, call.opset, ("y",))
+    joint = _concat(inner)
+    call.added.extend(inner.added)
+    return call.add(op.Take(0), joint, weights=origin.astype(np.int32))
+
+
 @converts("Expand")
 def _expand(call: Call):
     x, shape = call.variable(), call.integers("shape", 1) or []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.networks.neurons import Neurons, envelope, moved, read, single
+from stagecert.networks.bounding.neurons import Neurons, envelope, moved, read, single
 from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.functions import Activation
 from stagecert_check.graph import Program, Shift
@@ -67,7 +67,7 @@ class Envelope:
     Args:
         program: what computes.
         facts: of the box, in float64; the first one, if there are several.
-        room: how many numbers there may be in an array of allocations.
+        room: how many numbers there may be in an array of allocations; 0: triangles alone.
     """
 
     def __init__(self, program: Program, facts: Facts, room: int = ROOM):
@@ -93,9 +93,8 @@ class Envelope:
         wide = np.where(bent, high - low, 1)
         chord = np.where(bent, (at_high - at_low) / wide, np.where(low >= 0, b, a))
         over = np.where(bent, at_low - chord * low, 0)
-        ends = low, high, chord, over
-        return Kinked(slopes, *(x.astype(np.float32) for x in ends), bent,
-                      sources_of(self.program, index))  # fmt: skip
+        low, high, chord, over = (x.astype(np.float32) for x in (low, high, chord, over))
+        return Kinked(slopes, low, high, chord, over, bent, sources_of(self.program, index))
 
     # -- passes ----------------------------------------------------------------------------------
 
@@ -331,7 +330,7 @@ class Envelope:
     def choose(self, state: State, blocks: dict[int, np.ndarray]) -> None:
         """Gives planes to those neurons where triangles lose most."""
         for index, layer in self.kinked.items():
-            if index not in blocks or not layer.bent.any():
+            if index not in blocks or not layer.bent.any() or not self.room:
                 continue
             lost = np.maximum(-blocks[index], 0) * layer.over
             count, reads = len(lost), sum(self.sizes[k] for k in layer.sources)
@@ -382,7 +381,7 @@ class Envelope:
 
     def _certified(self, facts: Facts, rows: np.ndarray, state: State) -> np.ndarray:
         of = np.zeros(len(rows), int)
-        lines, planes = {}, {}
+        lines: dict[int, Any] = {}
         for index in self.kinked:
             low, high = (x[:1] for x in facts.boxes[index])
             function = self.program.nodes[index].operation
@@ -394,7 +393,7 @@ class Envelope:
             if ("chosen", index) in state.arrays:
                 given = self.given(index, state)
                 if len(given.rows):
-                    planes[index] = planes_above(facts, index, of, given)
+                    lines[index] = (*lines[index], planes_above(facts, index, of, given))
 
         def begin(some: slice) -> dict[int, np.ndarray]:
             start: dict[int, np.ndarray] = {}
@@ -407,4 +406,4 @@ class Envelope:
             return start
 
         with np.errstate(all="ignore"):
-            return lower_bounds(facts, of, begin, lines, planes)
+            return lower_bounds(facts, of, begin, lines)

@@ -21,13 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert import pieces
-from stagecert.networks.backward import Force, Lines, Span, dual_bound, lines_at, segment_span
-from stagecert.networks.intervals import segment_interval
+from stagecert.networks.activations.wedges import AbstractWedge
+from stagecert.networks.bounding.backward import (
+    Force,
+    Lines,
+    Span,
+    dual_bound,
+    lines_at,
+    segment_span,
+)
+from stagecert.networks.bounding.intervals import segment_interval
+from stagecert.networks.bounding.relaxation import Layer, Split
+from stagecert.networks.bounding.search import magnitude
 from stagecert.networks.operations import Joint
 from stagecert.networks.regions import Regions, set_of_boxes
-from stagecert.networks.relaxation import Layer, Split
-from stagecert.networks.search import magnitude
-from stagecert.networks.wedges import AbstractWedge
 from stagecert.sets import AbstractSet
 
 # Steps of ascent on a root, on its parts, and on those of them that are only tried: without a few

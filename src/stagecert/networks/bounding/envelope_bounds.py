@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks.envelope import ROOM, Envelope
-from stagecert.networks.envelope_search import search
+from stagecert.networks.bounding.envelope import ROOM, Envelope
+from stagecert.networks.bounding.envelope_search import search
+from stagecert.networks.bounding.programs import program_of
 from stagecert.networks.graph import Network
-from stagecert.networks.programs import program_of
 from stagecert_check.bounds import Facts
 from stagecert_check.functions import Refused
 from stagecert_check.graph import Program

@@ -11,8 +11,8 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import operations as ours
+from stagecert.networks.bounding.relaxation import MOVING
 from stagecert.networks.graph import Network, Node
-from stagecert.networks.relaxation import MOVING
 from stagecert_check import graph, linear
 from stagecert_check.functions import Maximum, Product, Refused, activation_of
 

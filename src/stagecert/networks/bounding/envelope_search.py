@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagecert.networks.envelope import Envelope, State
-from stagecert.networks.neurons import allocated
+from stagecert.networks.bounding.envelope import Envelope, State
+from stagecert.networks.bounding.neurons import allocated
 
 # As in solvers.Damped.
 RATE, BASE, WHOLE, SETTLE = 1.4, 0.08, 3, 10.0
