@@ -42,7 +42,7 @@ LAYERS = [
                    "activations basics core",
                    "equinox jax numpy"),
     ("importers",  "networks.importers",
-                   "activations basics networks",
+                   "activations basics core networks",
                    "flint jax numpy onnx onnxscript torch"),
     ("bounding",   "networks.bounding",
                    "activations basics checker core networks",

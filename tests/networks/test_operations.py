@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stagecert.networks.backward import added
 
+from stagecert.networks.bounding.backward import added
 from stagecert.networks.operations import Conv
 
 

@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from stagecert.networks import enclosures
 from stagecert.networks import operations as op
 from stagecert.networks.graph import Value
+from stagecert.networks.importers import enclosures
 from stagecert.networks.importers.onnx.arithmetic import product, reduced_axes
 from stagecert.networks.importers.onnx.nodes import Call, Refused, check_size, converts, place
 

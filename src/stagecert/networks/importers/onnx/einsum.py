@@ -6,10 +6,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
-from stagecert.networks.enclosures import CONSTANT
 from stagecert.networks.graph import Value
-from stagecert.networks.onnx_constants import fold
-from stagecert.networks.onnx_nodes import CONVERTERS, Call, Item, Refused, check_size, converts
+from stagecert.networks.importers.enclosures import CONSTANT
+from stagecert.networks.importers.onnx.constants import fold
+from stagecert.networks.importers.onnx.nodes import (
+    CONVERTERS,
+    Call,
+    Item,
+    Refused,
+    check_size,
+    converts,
+)
 
 Term: TypeAlias = tuple[str, ...]  # the names of an operand's axes
 

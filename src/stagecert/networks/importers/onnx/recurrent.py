@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.networks import enclosures
-from stagecert.networks.onnx_einsum import node
-from stagecert.networks.onnx_nodes import Call, Refused, check_size, converts
+from stagecert.networks.importers import enclosures
+from stagecert.networks.importers.onnx.einsum import node
+from stagecert.networks.importers.onnx.nodes import Call, Refused, check_size, converts
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _FUNCTIONS = {
