@@ -46,7 +46,7 @@ LAYERS = [
                    "flint jax numpy onnx onnxscript torch"),
     ("bounding",   "networks.bounding",
                    "activations basics checker core networks",
-                   "equinox jax numpy rich"),
+                   "equinox jax jaxtyping numpy rich"),
     ("interop",    "interop",
                    "activations basics bounding core networks",
                    "cvxpy equinox jax numpy scipy"),

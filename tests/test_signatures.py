@@ -11,6 +11,8 @@ PUBLIC = {
     "stagecert.solving.solve",
     "stagecert.solving.solve_batch",
     "stagecert.networks.bounding.bounds.bound",
+    "stagecert.verify.verify.verify",
+    "stagecert.verify.verify.Verification.__init__",
     "stagecert.robust.robust.robust",
     "stagecert.robust.robust.Robustness.__init__",
     "stagecert.sweeps.sweep.run",
@@ -59,6 +61,40 @@ def test_few_parameters():
         module = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
         found = functions(ast.parse(path.read_text()), module)
         long |= {name for name, given in found if parameters(given) > MOST}
-    assert not long - PUBLIC - LONG, "too many parameters"
+    assert sorted(long - PUBLIC - LONG) == [], "too many parameters"
     # What has become shorter leaves the lists.
-    assert not (PUBLIC | LONG) - long
+    assert sorted((PUBLIC | LONG) - long) == []
+
+
+# Modules of the checker that have parameters without a type: none may be added.
+UNTYPED = {
+    "stagecert_check.bounds",
+    "stagecert_check.branching",
+    "stagecert_check.certificate",
+    "stagecert_check.checker",
+    "stagecert_check.composed",
+    "stagecert_check.leaves",
+    "stagecert_check.moves",
+    "stagecert_check.narrowing",
+    "stagecert_check.objectives",
+    "stagecert_check.planes",
+    "stagecert_check.recurrent",
+    "stagecert_check.slopes",
+    "stagecert_check.tree",
+}
+
+
+def untyped(given: ast.arguments) -> list[str]:
+    """Parameters that no type is said of, apart from `self`."""
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    every += [a for a in (given.vararg, given.kwarg) if a is not None]
+    return [a.arg for a in every if a.annotation is None and a.arg not in ("self", "cls")]
+
+
+def test_the_checker_says_the_types_of_its_parameters():
+    found = set()
+    for path in (SOURCES / "stagecert_check").rglob("*.py"):
+        module = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
+        every = functions(ast.parse(path.read_text()), module)
+        found |= {module for _, given in every if untyped(given)}
+    assert sorted(found - UNTYPED) == []

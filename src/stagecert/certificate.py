@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from stagecert import pieces, tree
 from stagecert.errors import ProblemError
@@ -53,9 +54,9 @@ class Evaluation(eqx.Module):
     done: ForwardPass
     consistent: Sweep
     ordinary: Sweep | None
-    fixed: tuple | None
+    fixed: tuple[Float[Array, "*block"], ...] | None
     minimiser: Any
-    bound: Any
+    bound: Float[Array, ""]
     crossing: "Crossing"
     feasible: Any
 
@@ -103,9 +104,9 @@ class Proposal(eqx.Module):
 class Crossing(eqx.Module):
     """The worst place where a lower bound exceeds its upper bound; amount 0 if nowhere."""
 
-    amount: Any
-    stage: Any
-    entry: Any
+    amount: Float[Array, ""]
+    stage: Int[Array, ""]
+    entry: Int[Array, ""]
 
 
 def standing(problem: Problem, done: ForwardPass, eps=None) -> tuple[Crossing, Any]:

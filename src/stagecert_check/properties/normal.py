@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -182,7 +183,7 @@ class _InputSets:
                 rows.append(atom)
         return rows
 
-    def fault(self, lower: dict, upper: dict, rows: list[Atom], indices) -> str:
+    def fault(self, lower: dict, upper: dict, rows: list[Atom], indices: Any) -> str:
         """Why no input satisfies the bounds, as far as single constraints tell; or nothing."""
         for index in indices:
             if index in lower and index in upper and lower[index] > upper[index]:
@@ -245,7 +246,7 @@ def _set(arrays: list[np.ndarray], index: int, lower: Fraction, upper: Fraction)
     arrays[2][index], arrays[3][index] = floor64(lower), ceil64(upper)
 
 
-def _least(terms, lower: dict, upper: dict) -> Fraction | None:
+def _least(terms: Any, lower: dict, upper: dict) -> Fraction | None:
     """The least value of the terms over the box; None if it has none, or one of too many digits."""
     total = Fraction(0)
     for index, coefficient in terms:

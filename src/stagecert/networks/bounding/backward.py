@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from stagecert import pieces
 from stagecert.networks.activations.wedges import AbstractWedge
@@ -37,9 +38,9 @@ class Force(eqx.Module):
     magnitude: the largest absolute value of x, as in `Span`.
     """
 
-    strength: Any
-    end: Any
-    magnitude: Any
+    strength: Float[Array, "*block"]
+    end: Float[Array, "*block"]
+    magnitude: Float[Array, "*block"]
 
 
 class Lines(eqx.Module):
@@ -49,10 +50,10 @@ class Lines(eqx.Module):
     one.
     """
 
-    low_slope: Any
-    low_offset: Any
-    high_slope: Any
-    high_offset: Any
+    low_slope: Float[Array, "*argument"]
+    low_offset: Float[Array, "*block"]
+    high_slope: Float[Array, "*argument"]
+    high_offset: Float[Array, "*block"]
     force: Force | None = None
 
 
@@ -64,8 +65,8 @@ class Span(eqx.Module):
         the way back ends up.
     """
 
-    magnitude: Any
-    total: Any
+    magnitude: Float[Array, "*argument"]
+    total: Float[Array, ""] | float
 
 
 class DualBound(eqx.Module):
@@ -76,10 +77,10 @@ class DualBound(eqx.Module):
         corner that a greedy step goes to, together with `minimiser`.
     """
 
-    bound: Any
-    uncharged: Any
+    bound: Float[Array, ""]
+    uncharged: Float[Array, ""]
     minimiser: Any
-    shares: tuple
+    shares: tuple[Float[Array, "*block"], ...]
 
 
 def _lined(x, weights):
