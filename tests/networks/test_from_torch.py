@@ -174,6 +174,12 @@ def test_what_cannot_be_exported():
     assert module.training
 
 
+def test_an_example_of_another_size_is_told_in_a_line(capfd):
+    with pytest.raises(ProblemError, match=r"fails on the example, of shape \(1, 5\): .*1x5"):
+        from_torch(nn.Linear(3, 2), torch.zeros(1, 5))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_bad_examples():
     module = nn.Linear(3, 2)
     for example, text in [

@@ -180,6 +180,8 @@ class _Outcome(Ending):
                 rest.unlink(missing_ok=True)
             say(f"{self.missing} was not written.")
             self._end(NO_CERTIFICATE, text)
+        if self.missing is not None and verdict.answer != "unsat" and not self.quiet:
+            say(f"There is no certificate, and no file {self.missing}: only unsat has a proof.")
         self._end(DECIDED if verdict.decided else UNDECIDED, text)
 
     def timed_out(self) -> None:

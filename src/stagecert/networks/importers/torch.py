@@ -77,6 +77,14 @@ def _exported(torch, module, inputs) -> Any:
     """The module as an ONNX model."""
     try:
         with _quiet(), torch.no_grad():
+            module(*inputs)
+    except Exception as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+        raise ProblemError(
+            f"The module fails on the example, of shape {shapes}: {_first_line(error)}"
+        ) from error
+    try:
+        with _quiet(), torch.no_grad():
             program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
             return _rejoined(program.model_proto)
     except Exception as error:
@@ -84,15 +92,23 @@ def _exported(torch, module, inputs) -> Any:
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
-        lines = str(first).strip().splitlines() or [type(first).__name__]
-        raise ProblemError(f"PyTorch cannot export the module to ONNX: {lines[0][:300]}") from error
+        raise ProblemError(
+            f"PyTorch cannot export the module to ONNX: {_first_line(first)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 @contextlib.contextmanager
 def _quiet():
-    """Keeps the exporter's progress and its warnings about itself from the user's screen."""
+    """Keeps the exporter's progress and its warnings about itself from the user's screen.
+
+    Its errors too: they are tracebacks of what is raised in any case.
+    """
     before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
+    logging.disable(max(before, logging.ERROR))
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
