@@ -115,7 +115,7 @@ def _tightened(
             held[k, neuron] |= (1 if is_above else 2) if neuron < some.start else 0
     index = list(form.layers)[place]
     aim = Aim(form.nodes[index].arguments[0], entries, sides)
-    at_once, bounds = max(NUMBERS // form.neurons, 16), []
+    at_once, bounds = max(NUMBERS // max(form.neurons, len(box[0])), 16), []
     for begin in range(0, len(of), at_once):
         if stop():
             return False

@@ -137,7 +137,8 @@ class Tree:
     ):
         self.program, self.form, self.roots, self.keep = program, form, roots, keep
         n, width = form.neurons, max(len(root.rows) for root in roots)
-        self.batch = int(np.clip(LANE_NUMBERS // max(n, 1), 16, LANES))
+        size = max(n, len(roots[0].box[0]), 1)
+        self.batch = int(np.clip(LANE_NUMBERS // size, 16, LANES))
         self.above = n if form.curved else 0
         self.stack = Grown(
             root=((), np.int32), node=((), np.int64), depth=((), np.int32),
