@@ -6,6 +6,7 @@ import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
 from stagecert.verify import complete, nodes, proving, splitting, verify
+from stagecert.verify import tree as tree_
 from stagecert.verify.ascent import ascend
 from stagecert.verify.choosing import parts_bounds, split_points
 from stagecert.verify.models import OpenModel
@@ -68,9 +69,12 @@ def test_random_networks_are_decided_as_enumeration_says(slack):
         assert some.answer == "sat" or (some.answer == "unknown" and slack < 1e-5)
 
 
+@pytest.mark.parametrize("stations", [False, True])
 @pytest.mark.parametrize("tight", [False, True])
-def test_the_checker_refutes_every_leaf(tight):
-    splits = 0
+def test_the_checker_refutes_every_leaf(tight, stations, monkeypatch):
+    """Also where intervals are derived anew as early as possible."""
+    monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9 if stations else 1e-9)
+    splits = used = 0
     for seed in range(4, 8):
         layers, rows, least = random_case(seed)
         text = shifted(rows, least - 0.02)
@@ -81,10 +85,37 @@ def test_the_checker_refutes_every_leaf(tight):
             checker = Checker(found.program, properties.load(text))
             assert tried(checker, tree).refuted.all()
             splits += tree.leaves - 1
+            used += len(tree.stations)
     assert splits > 3
+    assert (used > 3) == stations
 
 
-def test_a_property_with_a_counterexample_is_never_refuted():
+def test_neurons_that_are_zero_are_left_out_and_come_back_in_certificates():
+    layers, rows, least = random_case(6)
+    # Neurons that are off on the whole box, before, between and after the others.
+    for k in (0, 1):
+        w, b = layers[k]
+        order = np.insert(np.arange(len(w)), [0, 2, len(w)], -1)
+        off = order < 0
+        w = np.where(off[:, None], w[0], w[order]).astype(np.float32)
+        layers[k] = w, np.where(off, -50, b[order]).astype(np.float32)
+        after, bias = layers[k + 1]
+        layers[k + 1] = np.where(off, 1, after[:, order]).astype(np.float32), bias
+    text = shifted(rows, least - 0.02)
+    found = searched(dense(layers), text, True)
+    assert found.tree is not None
+    assert found.tree.done
+    assert found.tree.form.neurons <= found.form.neurons - 6
+    (tree,) = found.branches()
+    assert tried(Checker(found.program, properties.load(text)), tree).refuted.all()
+    wrong = searched(dense(layers), shifted(rows, least + 1e-4), True)
+    assert wrong.tree is not None
+    assert not wrong.tree.done
+
+
+@pytest.mark.parametrize("stations", [False, True])
+def test_a_property_with_a_counterexample_is_never_refuted(stations, monkeypatch):
+    monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9 if stations else 1e-9)
     for seed in range(14, 18):
         layers, rows, least = random_case(seed)
         found = searched(dense(layers), shifted(rows, least + 1e-4))
@@ -103,7 +134,7 @@ def test_bounds_of_nodes_hold_at_their_points():
     assert found.plant([np.ones(1, bool)], lambda: False)
     assert found.tree is not None
     taken = found.tree.stack.pop(1)
-    draw, count, form = np.random.default_rng(0), 64, found.form
+    draw, count, form = np.random.default_rng(0), 64, found.tree.form
     x = draw.uniform(-1, 1, (4000, 2))
     first = x @ layers[0][0].T.astype(float) + layers[0][1]
     second = np.maximum(first, 0) @ layers[1][0].T.astype(float) + layers[1][1]

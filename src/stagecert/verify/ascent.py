@@ -70,7 +70,7 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
         bound[some] = found.bound[better]
         for name in ("below", "above", "force", "weights"):
             getattr(best, name)[some] = getattr(work, name)[better]
-        points[some] = np.where(found.inputs > 0, *work.box)[better]
+        points[some] = found.point[better]
         if aim is None:
             scores[some] = scores_of(form, work, lines, found)[better]
         left = ~(bound[going] > goal[going])
@@ -83,8 +83,7 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
             going, work, lines, memory = going[left], work[left], lines[left], memory.kept(left)
             values, ends = values[left], ends[left]
             aim = aim if aim is None else aim[left]
-            found = Pass(found.bound[left], {i: g[left] for i, g in found.blocks.items()},
-                         found.units[left], found.inputs[left])  # fmt: skip
+            found = found[left]
         _move(form, work, lines, found, values, ends, k, memory)
     assert units is not None
     assert first is not None

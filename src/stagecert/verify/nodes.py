@@ -136,12 +136,23 @@ class Aim:
 
 @dataclass(eq=False)
 class Pass:
-    """What one pass back met: the bound, cotangents of blocks by node, of arguments and inputs."""
+    """What one pass back met.
+
+    Attributes:
+        bound: (lanes,).
+        blocks: cotangents of activations, by node.
+        units: (lanes, layers), mean absolute cotangents of arguments.
+        point: (lanes, inputs), where the bound is attained.
+    """
 
     bound: np.ndarray
     blocks: dict[int, np.ndarray]
-    units: np.ndarray  # (lanes, layers), mean absolute cotangents of arguments
-    inputs: np.ndarray
+    units: np.ndarray
+    point: np.ndarray
+
+    def __getitem__(self, some) -> "Pass":
+        blocks = {index: g[some] for index, g in self.blocks.items()}
+        return Pass(self.bound[some], blocks, self.units[some], self.point[some])
 
 
 def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:
@@ -264,8 +275,9 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
         reached[k] if k in reached else np.zeros((count, *nodes[k].shape), np.float32)
         for k in form.inputs
     ])  # fmt: skip
-    bound += np.einsum("ij,ij->i", c, np.where(c > 0, *lanes.box))
-    return Pass(bound, blocks, units, c)
+    point = np.where(c > 0, *lanes.box)
+    bound += np.einsum("ij,ij->i", c, point)
+    return Pass(bound, blocks, units, point)
 
 
 def _offset_terms(layer: Layer, up, down, part: Lines) -> np.ndarray:
@@ -282,7 +294,7 @@ def forth(
     """
     count = len(lanes)
     nodes = form.nodes if aim is None else form.nodes[: aim.node]
-    x = np.where(found.inputs > 0, *lanes.box)
+    x = found.point
     values: list[Any] = []
     arguments: list[np.ndarray] = []
     begin = 0

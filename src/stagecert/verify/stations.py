@@ -5,7 +5,7 @@ shows. Passes back find out: for both ends of every interval, with slopes and fo
 That costs as much as some hundred nodes, but it is done once for all cases that share the node.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,6 @@ class Station:
         splits: (neuron, cut, whether it is the part above) from the root on.
         low, high: intervals of all arguments, side by side.
         passes: by the layer's place; what made them tighter than those of the station before.
-        parent: the number of that, or -1.
         empty: whether the splits contradict each other.
     """
 
@@ -53,39 +52,38 @@ class Station:
     low: np.ndarray
     high: np.ndarray
     passes: dict[int, Passes]
-    parent: int
     empty: bool = False
 
 
 def parts_of(
-    form: Form, box, parent: tuple[int, Station], split: tuple[int, float], stop: Callable
+    form: Form, box, parents: Sequence[tuple[Station, int, float]], stop: Callable[[], bool]
 ) -> list[Station] | None:
-    """The stations below and above a split of a neuron; None if there is no time left.
+    """The stations below and above splits of neurons; None if there is no time left.
 
     Args:
         form: the network.
         box: the ends of the inputs.
-        parent: the station that is split, and its number.
-        split: the neuron, and where.
+        parents: the stations that are split, by which neuron, and where.
         stop: whether time is up.
     """
-    number, known = parent
-    neuron, cut = split
-    found = []
-    for above in (False, True):
-        low, high = known.low.copy(), known.high.copy()
-        (low if above else high)[neuron] = cut
-        splits = (*known.splits, (neuron, cut, above))
-        found.append(Station(splits, low, high, {}, number))
-    first = int(form.of_neuron[neuron]) + 1
-    for place in range(first, len(form.layers)):
-        if stop() or not _tightened(form, box, known, found, place, stop):
+    pairs = []
+    for known, neuron, cut in parents:
+        for above in (False, True):
+            low, high = known.low.copy(), known.high.copy()
+            (low if above else high)[neuron] = cut
+            splits = (*known.splits, (neuron, cut, above))
+            pairs.append((known, Station(splits, low, high, {})))
+    for place in range(1, len(form.layers)):
+        if not _tightened(form, box, pairs, place, stop):
             return None
-    return found
+    return [station for _, station in pairs]
 
 
-def _tightened(form: Form, box, known: Station, stations: list[Station], place: int, stop) -> bool:
-    """Passes back for one layer of some parts of a station; False if there is no time left."""
+def _tightened(
+    form: Form, box, pairs: list[tuple[Station, Station]], place: int, stop: Callable[[], bool]
+) -> bool:
+    """Passes back for one layer of parts of stations; False if there is no time left."""
+    stations = [station for _, station in pairs]
     layer = list(form.layers.values())[place]
     some = layer.some
     if layer.maximum:
@@ -93,7 +91,8 @@ def _tightened(form: Form, box, known: Station, stations: list[Station], place: 
     low, high = (np.stack([getattr(x, name) for x in stations]) for name in ("low", "high"))
     ends = (x[:, some].astype(float).reshape(-1, *layer.shape) for x in (low, high))
     bent = layer.function.bent(*ends).reshape(len(stations), -1)
-    bent[[station.empty for station in stations]] = False
+    # A split has no say in its own layer and earlier ones.
+    bent[[x.empty or form.of_neuron[x.splits[-1][0]] >= place for x in stations]] = False
     of, entries = np.nonzero(bent)
     if not len(of):
         return True
@@ -101,10 +100,14 @@ def _tightened(form: Form, box, known: Station, stations: list[Station], place: 
     sides = np.repeat([1, -1], len(of) // 2)
     below, above = default_slopes(form, low, high)
     below, above, force = below[of], above[of], np.zeros((len(of), form.neurons), np.float32)
-    steps = FIRST_STEPS
-    if place in known.passes:
-        steps = STEPS
-        _started(known.passes[place], entries, sides, (below, above, force))
+    steps = STEPS
+    for k, (known, _) in enumerate(pairs):
+        mine = np.flatnonzero(of == k)
+        if place in known.passes:
+            given = entries[mine], sides[mine]
+            _started(known.passes[place], mine, given, (below, above, force))
+        elif len(mine):
+            steps = FIRST_STEPS
     held = np.zeros(low.shape, np.int8)
     for k, station in enumerate(stations):
         for neuron, _, is_above in station.splits:
@@ -112,7 +115,7 @@ def _tightened(form: Form, box, known: Station, stations: list[Station], place: 
             held[k, neuron] |= (1 if is_above else 2) if neuron < some.start else 0
     index = list(form.layers)[place]
     aim = Aim(form.nodes[index].arguments[0], entries, sides)
-    at_once, bounds = max(NUMBERS // form.neurons, 16), []
+    at_once, bounds = max(NUMBERS // max(form.neurons, len(box[0])), 16), []
     for begin in range(0, len(of), at_once):
         if stop():
             return False
@@ -135,15 +138,15 @@ def _tightened(form: Form, box, known: Station, stations: list[Station], place: 
     return True
 
 
-def _started(known: Passes, entries, sides, arrays) -> None:
+def _started(known: Passes, rows, ends, arrays) -> None:
     """What the station before had for the same ends is where to begin."""
-    place = np.full((2, int(max(known.entries.max(), entries.max())) + 1), -1)
+    entries, sides = ends
+    place = np.full((2, int(max(known.entries.max(), entries.max(initial=0))) + 1), -1)
     place[(known.sides < 0).astype(int), known.entries] = np.arange(len(known.entries))
     old = place[(sides < 0).astype(int), entries]
     there = np.flatnonzero(old >= 0)
     for array, given in zip(arrays, (known.below, known.above, known.force), strict=True):
-        width = given.shape[1]
-        array[there, :width] = given[old[there]]
+        array[rows[there], : given.shape[1]] = given[old[there]]
 
 
 def _noted(stations: list[Station], at: tuple[int, slice], rows, bounds, arrays) -> None:

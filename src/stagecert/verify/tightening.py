@@ -82,7 +82,7 @@ class Tightener:
         )
         low, high = low.astype(np.float32), high.astype(np.float32)
         below, above = default_slopes(form, low, high)
-        at_once = max(NUMBERS // form.neurons, 16)
+        at_once = max(NUMBERS // max(form.neurons, self.ends[0].size), 16)
         found: list[tuple] = []
         for begin in range(0, len(entries), at_once):
             if self.stop():

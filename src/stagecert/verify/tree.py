@@ -21,8 +21,10 @@ ROOT_STEPS, NODE_STEPS, MORE_STEPS_EVERY = 30, 6, 12
 STATION_STEPS = 12
 # Neurons whose split is tried before one is chosen.
 TRIED = 3
-# So many steps of passes back cost what a node does.
-STEPS_A_NODE = 10
+# So many steps of passes back cost what a node does; stations that are split at a time.
+STEPS_A_NODE, STATIONS_AT_ONCE = 10, 16
+# Neurons whose split of a station is tried, and steps on the nodes of its parts then.
+TRIED_AT_STATIONS, TRIAL_STEPS = 6, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,13 @@ class Grown:
             array[self.count : self.count + more] = rows[name]
         self.count += more
 
+    def keep(self, some: np.ndarray) -> None:
+        """Keeps those rows for which it says so."""
+        left = np.flatnonzero(some)
+        for array in self._arrays.values():
+            array[: len(left)] = array[left]
+        self.count = len(left)
+
     def pop(self, count: int) -> dict[str, np.ndarray]:
         """Takes the last rows away."""
         self.count -= count
@@ -109,6 +118,9 @@ class Plot:
     seen: int = 0
     closed: dict[int, float] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self.places = {int(node): k for k, node in enumerate(self.fields["node"])}
+
 
 class Tree:
     """Splits neurons until every root is refuted, or a caller has had enough.
@@ -125,7 +137,8 @@ class Tree:
     ):
         self.program, self.form, self.roots, self.keep = program, form, roots, keep
         n, width = form.neurons, max(len(root.rows) for root in roots)
-        self.batch = int(np.clip(LANE_NUMBERS // max(n, 1), 16, LANES))
+        size = max(n, len(roots[0].box[0]), 1)
+        self.batch = int(np.clip(LANE_NUMBERS // size, 16, LANES))
         self.above = n if form.curved else 0
         self.stack = Grown(
             root=((), np.int32), node=((), np.int64), depth=((), np.int32),
@@ -155,7 +168,7 @@ class Tree:
         self.stop: Callable[[], bool] = lambda: False
         self.stations: list[Station] = []
         self.plots: list[Plot] = []  # that wait; the last is next
-        self.plot = self._plant(known)
+        self.active = {-1: self._plant(known)}  # those of the nodes on the stack, by station
 
     def _plant(self, known) -> Plot:
         count, n = len(self.roots), self.form.neurons
@@ -178,7 +191,7 @@ class Tree:
         return Plot(-1, fields, np.zeros(n), budget)
 
     def _budget(self, low: np.ndarray, high: np.ndarray) -> float:
-        """How many nodes cost what the passes back for both parts of a station do."""
+        """How many nodes cost about what the passes back for two parts of a station do."""
         rows = 0
         for layer in list(self.form.layers.values())[1:]:
             ends = (x[layer.some].astype(float).reshape(1, *layer.shape) for x in (low, high))
@@ -190,7 +203,7 @@ class Tree:
 
         From now on, bounds of these roots have to be better.
         """
-        root = self.nodes["root"][nodes]
+        root, n = self.nodes["root"][nodes], self.form.neurons
         self.margin[np.unique(root)] *= 8
         at = self.nodes["station"][nodes]
         known = [self.stations[s] if s >= 0 else self.roots[k]
@@ -209,7 +222,8 @@ class Tree:
                 node = parent
         self.closed -= float(np.sum(0.5**depth)) / len(self.roots)
         # Nothing is known of these stations' other nodes any more: they are not split again.
-        self.plot = Plot(-1, {}, np.zeros(self.form.neurons), np.inf)
+        for number in np.unique(at).tolist():
+            self.active[number] = Plot(number, {"node": nodes[:0]}, np.zeros(n), np.inf)
         self.stack.extend(
             root=root, node=nodes, depth=depth, low=low, high=high, held=held, below=below,
             above=above, force=force, weights=weights, scale=np.ones(len(nodes)),
@@ -222,25 +236,18 @@ class Tree:
 
     def step(self) -> Met:
         """Bounds the nodes on top of the stack, closes what is refuted and splits the others."""
-        if not len(self.stack):
-            self.plot = self.plots.pop()
-            self.stack.extend(**self.plot.fields)
-        elif self.plot.seen > self.plot.budget and self._deepen():
+        if self._deepen():
             return Met(self.boxes[0][:0], np.zeros(0, int), np.zeros(0))
+        self._refill()
         room = max((self.most - len(self.stack)) // 2, 1)
         taken = self.stack.pop(min(self.batch, len(self.stack), room))
-        root = taken["root"]
-        below = taken["below"].astype(np.float32)
-        lanes = Lanes(
-            (self.boxes[0][root], self.boxes[1][root]), taken["low"], taken["high"], taken["held"],
-            self.rows[root], self.limits[root], below, taken["above"] if self.above else below,
-            taken["force"], taken["weights"], self.units[root], taken["scale"],
-        )  # fmt: skip
+        root, lanes = taken["root"], self._lanes(taken)
         whole = bool(np.any(taken["depth"] == 0))
         margin = self.margin[root]
         steps = min(NODE_STEPS + int(np.max(taken["depth"])) // MORE_STEPS_EVERY, ROOT_STEPS)
-        new = not self.plot.seen and not whole
-        steps = ROOT_STEPS if whole else STATION_STEPS if new else steps
+        if any(not self.active[k].seen for k in np.unique(self.nodes["station"][taken["node"]])):
+            steps = STATION_STEPS
+        steps = ROOT_STEPS if whole else steps
         found = ascend(self.form, lanes, steps, margin)
         if whole:
             first = taken["depth"] == 0
@@ -257,34 +264,86 @@ class Tree:
             self._split(taken, found, open_)
         return Met(found.points[open_], root[open_], found.bound[open_])
 
+    def _lanes(self, taken: dict[str, np.ndarray]) -> Lanes:
+        """Rows of the stack as lanes."""
+        root, below = taken["root"], taken["below"].astype(np.float32)
+        return Lanes(
+            (self.boxes[0][root], self.boxes[1][root]), taken["low"], taken["high"], taken["held"],
+            self.rows[root], self.limits[root], below, taken["above"] if self.above else below,
+            taken["force"], taken["weights"].astype(np.float32), self.units[root], taken["scale"],
+        )  # fmt: skip
+
     def _note(self, taken, found: Found, open_) -> None:
-        """Keeps what the nodes of a station were bounded with."""
-        plot = self.plot
-        plot.seen += len(taken["node"])
-        if np.isinf(plot.budget):
-            return
-        places = {int(node): k for k, node in enumerate(plot.fields["node"])}
+        """Keeps what the nodes of stations were bounded with."""
+        station = self.nodes["station"][taken["node"]]
+        numbers, counts = np.unique(station, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            self.active[number].seen += count
         for k in open_:
-            if (at := places.get(int(taken["node"][k]))) is not None:
+            plot = self.active[int(station[k])]
+            at = plot.places.get(int(taken["node"][k]))
+            if at is not None:
                 plot.scores += found.scores[k]
                 for name in ("below", "force", "weights", "scale"):
                     plot.fields[name][at] = getattr(found.lanes, name)[k]
                 plot.fields["above"][at] = found.lanes.above[k, : self.above]
 
+    def _refill(self) -> None:
+        """Takes up stations that wait, so that there is a batch of nodes to bound."""
+        while self.plots and 2 * len(self.stack) < self.batch:
+            plot = self.plots.pop()
+            self.active[plot.station] = plot
+            self.stack.extend(**plot.fields)
+
     def _deepen(self) -> bool:
-        """Splits the station itself, for all cases that are open there; False if it cannot be."""
-        plot = self.plot
-        known = self.stations[plot.station] if plot.station >= 0 else self._root_station()
-        neuron, cut = self._station_split(plot, known)
-        if neuron < 0:
-            plot.budget = np.inf
-            return False
+        """Splits stations that have had their share of nodes, for all cases that are open there.
+
+        Whether there were any.
+        """
+        of = self.nodes["station"][self.stack["node"]]
+        due, splits = [], []
+        for number in np.unique(of).tolist():
+            plot = self.active[number]
+            if plot.seen > plot.budget and len(due) < STATIONS_AT_ONCE:
+                known = self.stations[number] if number >= 0 else self._root_station()
+                some = self._station_splits(plot, known)
+                if not some:
+                    plot.budget = np.inf
+                    continue
+                due.append((plot, slice(len(splits), len(splits) + len(some))))
+                splits += [(known, *split) for split in some]
         box = self.boxes[0][0], self.boxes[1][0]
-        found = parts_of(self.form, box, (plot.station, known), (neuron, cut), self.stop)
+        found = parts_of(self.form, box, splits, self.stop) if due else None
         if found is None:
             return False
-        waiting = self.stack.pop(len(self.stack))
-        open_ = np.unique(waiting["root"])
+        for plot, some in due:
+            open_ = np.unique(self.stack["root"][of == plot.station])
+            parts = found[2 * some.start : 2 * some.stop]
+            k = self._best(plot, splits[some], open_, parts)
+            self._divide(plot, splits[some][k][1:], open_, parts[2 * k : 2 * k + 2])
+            del self.active[plot.station]
+        self.stack.keep(~np.isin(of, [plot.station for plot, _ in due]))
+        return True
+
+    def _best(self, plot: Plot, splits, open_, parts: list[Station]) -> int:
+        """Which of some splits of a station is best for the cases that are open there."""
+        if len(splits) == 1:
+            return 0
+        cases = np.flatnonzero(np.isin(plot.fields["root"], open_))
+        of, rows = (x.reshape(-1) for x in np.meshgrid(np.arange(len(parts)), cases, indexing="ij"))
+        fields = {name: x[rows] for name, x in plot.fields.items()}
+        neuron = np.array([neuron for _, neuron, _ in splits])[of // 2]
+        fields["held"][np.arange(len(of)), neuron] |= np.where(of % 2, 1, 2).astype(np.int8)
+        for name in ("low", "high"):
+            fields[name] = np.stack([getattr(station, name) for station in parts])[of]
+        found = ascend(self.form, self._lanes(fields), TRIAL_STEPS, self.margin[fields["root"]])
+        empty = np.array([station.empty for station in parts])[of]
+        missing = np.where(empty, 0, np.minimum(found.bound, 0))
+        return int(np.argmax(np.bincount(of // 2, missing)))
+
+    def _divide(self, plot: Plot, split: tuple[int, float], open_, parts: list[Station]) -> None:
+        """Both parts of a station get the cases that are open, and begin anew with them."""
+        neuron, cut = split
         self.closed -= sum(plot.closed.get(int(k), 0.0) for k in open_)
         mine = {name: x[np.isin(plot.fields["root"], open_)] for name, x in plot.fields.items()}
         first = len(self.nodes) + 2 * np.arange(len(open_))
@@ -295,8 +354,8 @@ class Tree:
         self.nodes.extend(parent=mine["node"][both], child=nothing, neuron=nothing,
                           cut=np.zeros(len(both)), root=mine["root"][both],
                           station=np.tile(numbers, len(open_)))  # fmt: skip
-        self.stations += found
-        for side, station in enumerate(found):
+        self.stations += parts
+        for side, station in enumerate(parts):
             fields = {name: x.copy() for name, x in mine.items()}
             fields["node"], fields["depth"] = first + side, mine["depth"] + 1
             fields["low"][:], fields["high"][:] = station.low, station.high
@@ -306,18 +365,13 @@ class Tree:
                 continue
             budget = self._budget(station.low, station.high)
             self.plots.append(Plot(int(numbers[side]), fields, np.zeros(self.form.neurons), budget))
-        self.plot = Plot(-1, {}, np.zeros(self.form.neurons), np.inf)
-        if self.plots:
-            self.plot = self.plots.pop()
-            self.stack.extend(**self.plot.fields)
-        return True
 
     def _root_station(self) -> Station:
         low, high = (x.astype(np.float32) for x in (self.roots[0].low, self.roots[0].high))
-        return Station((), low, high, {}, -1)
+        return Station((), low, high, {})
 
-    def _station_split(self, plot: Plot, known: Station) -> tuple[int, float]:
-        """The neuron at which to split a station, and where; -1 if later layers have no need."""
+    def _station_splits(self, plot: Plot, known: Station) -> list[tuple[int, float]]:
+        """Neurons at which to split a station, and where; none if later layers have no need."""
         scores, last = plot.scores.copy(), 0
         for k, layer in enumerate(self.form.layers.values()):
             ends = (x[layer.some].astype(float).reshape(1, *layer.shape)
@@ -326,10 +380,9 @@ class Tree:
             last = k if bent else last
         start = list(self.form.layers.values())[last].some.start
         scores[start:] = 0
-        if not np.any(scores > 0):
-            return -1, 0.0
-        neuron = int(np.argmax(scores))
-        return neuron, float(split_points(self.form, known.low[None], known.high[None])[0, neuron])
+        best = np.argsort(-scores, kind="stable")[:TRIED_AT_STATIONS]
+        cuts = split_points(self.form, known.low[None], known.high[None])[0]
+        return [(int(k), float(cuts[k])) for k in best if scores[k] > 0]
 
     def _abandon(self, fields) -> None:
         """Closes nodes whose splits contradict each other: the checker sees that too."""
@@ -342,10 +395,12 @@ class Tree:
             })  # fmt: skip
 
     def _close(self, taken, found: Found, rows) -> None:
-        for depth, root in zip(taken["depth"][rows], taken["root"][rows], strict=True):
-            share = float(0.5**depth) / len(self.roots)
+        station = self.nodes["station"][taken["node"]]
+        for k in rows.tolist():
+            share, root = float(0.5 ** taken["depth"][k]) / len(self.roots), int(taken["root"][k])
             self.closed += share
-            self.plot.closed[int(root)] = self.plot.closed.get(int(root), 0.0) + share
+            plot = self.active[int(station[k])]
+            plot.closed[root] = plot.closed.get(root, 0.0) + share
         if not self.keep or not len(rows):
             return
         force = found.lanes.force[rows]
