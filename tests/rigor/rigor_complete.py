@@ -199,7 +199,9 @@ def ask(seed: int, kind: str, folder: Path) -> dict[str, int]:
     # Where a neuron has to be split many times, cuts of the two inputs are better.
     by_inputs = seed % INPUTS_EVERY == 0 or kind == "Max" or kind in SMOOTH
     splitting.LARGEST_DIMENSION = 24 if by_inputs else 0
-    counts = dict.fromkeys(("unsat", "sat", "undecided", "wrong", "rejected", "nodes"), 0)
+    counts: dict[str, int] = dict.fromkeys(
+        ("unsat", "sat", "undecided", "wrong", "rejected", "nodes"), 0
+    )
     for limit, expected in ((below - slack, "unsat"), (above + slack, "sat")):
         text = vnnlib(low, high, sizes[-1], formula(row, limit))
         found = verify(model, text, LIMIT, seed=seed)
@@ -213,11 +215,11 @@ def ask(seed: int, kind: str, folder: Path) -> dict[str, int]:
         else:
             counts[expected] += 1
         if found.answer == "unsat":
-            paths = [folder / name for name in ("m.onnx", "p.vnnlib", "c")]
-            paths[0].write_bytes(proto.SerializeToString())
-            paths[1].write_text(text)
-            paths[2].write_bytes(found.certificate or b"")
-            counts["rejected"] += not stagecert_check.check(*paths).accepted
+            files = folder / "m.onnx", folder / "p.vnnlib", folder / "c"
+            files[0].write_bytes(proto.SerializeToString())
+            files[1].write_text(text)
+            files[2].write_bytes(found.certificate or b"")
+            counts["rejected"] += not stagecert_check.check(*files).accepted
     return counts
 
 

@@ -139,6 +139,13 @@ class Complete:
         self.tree.stop = stop
         return True
 
+    def adopted(self, stop: Callable[[], bool]) -> Tree:
+        """The tree that a file gave, at home in this search; see `resuming`."""
+        tree = self.tree
+        assert tree is not None
+        vars(tree).update(program=self.program, form=self.form, keep=self.keep, stop=stop)
+        return tree
+
     def _root(self, g: int, c: int) -> Root:
         group, whole = self.groups[g], self.whole(g)
         rows, limits = (x[group.places[c]] for x in (group.matrix, group.limits))

@@ -8,13 +8,15 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import RELAXATIONS, Relaxation
 from stagecert.networks.bounding.search import few_sizes
-from stagecert.verify import agreement, attack
+from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.complete import Complete
 from stagecert.verify.ladder import Boxes, Ladder
 from stagecert.verify.models import OpenModel, opened
@@ -46,6 +48,8 @@ TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
+# Seconds between two writings of a search that may be interrupted.
+SAVE_EVERY = 30.0
 # How often leaves that the checker does not confirm are opened again.
 REOPENINGS = 16
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
@@ -64,6 +68,7 @@ def verify(
     memory: float = 1.0,
     relaxation: Relaxation = "triangle",
     progress: Callable[[str], None] | None = None,
+    resume: str | Path | None = None,
 ) -> Verdict:
     """Decides whether a network can violate a property.
 
@@ -81,13 +86,16 @@ def verify(
         relaxation: "envelope" also bounds whole boxes by planes above neurons, which see all that a
             neuron reads, before neurons are split; see docs/envelope.md.
         progress: called with a line of text now and then.
+        resume: a file for the search. It goes on from there if the file exists; if time is up, the
+            file is written, and now and then before that. Once the property is decided the file is
+            removed. It is never trusted: an answer needs the same proof as without.
 
     Raises:
         ProblemError: bad input, or a model or property of a kind that is not supported.
     """
     work = Verification(
         model, property, timeout, check=check, seed=seed, memory=memory, relaxation=relaxation,
-        progress=progress,
+        progress=progress, resume=resume,
     )  # fmt: skip
     return work.run()
 
@@ -117,6 +125,7 @@ class Verification:
         memory: float = 1.0,
         relaxation: Relaxation = "triangle",
         progress: Callable[[str], None] | None = None,
+        resume: str | Path | None = None,
     ):
         if relaxation not in RELAXATIONS:
             known = ", ".join(RELAXATIONS)
@@ -147,6 +156,10 @@ class Verification:
         self.rejected = False
         self.reason = ""
         self._reopened = 0
+        self.resume = None if resume is None else Path(resume)
+        self._next_save = self.begin + SAVE_EVERY
+        self._ended: tuple[Answer, str] = ("timeout", "Time is up.")
+        self._lasting: dict[str, Any] = {}  # what of the search is worth a file, by name
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
@@ -167,6 +180,8 @@ class Verification:
             for group in self.groups
         ]
         self.ready = True
+        if self.resume is not None and self.resume.exists():
+            resuming.restore(self.resume, *self._digests(), {})
         if self.groups:
             self.say("comparing the network with ONNX Runtime")
             agreement.check(model, self.groups)
@@ -177,7 +192,43 @@ class Verification:
             verdict = self.so_far("unknown")
         if self.check and self.found is None and self._decided():
             verdict = self._pass_the_gate(model)
+        if self.resume is not None and verdict.decided:
+            self.resume.unlink(missing_ok=True)
+        elif not verdict.decided and self._late():
+            self._save()
         return verdict
+
+    def interrupt(self) -> None:
+        """Ends the work as if time were up, from another thread."""
+        self._ended = "unknown", "Interrupted."
+        self.deadline = time.monotonic()
+
+    # -- files of interrupted searches -----------------------------------------------------------
+
+    def _save(self) -> None:
+        """Writes down the search, if a file was asked for and there is a search to go on with."""
+        if self.resume is not None and self._lasting:
+            begin = time.monotonic()
+            resuming.save(self.resume, *self._digests(), self._lasting)
+            # Writing takes a twentieth of the time at most.
+            spent = time.monotonic() - begin
+            self._next_save = time.monotonic() + max(SAVE_EVERY, 20 * spent)
+
+    def _save_sometimes(self) -> None:
+        if time.monotonic() >= self._next_save:
+            self._save()
+
+    def _restored(self, name: str, search: Any) -> bool:
+        """Whether a search goes on from the file."""
+        if self.resume is None or self._lasting or not self.resume.exists():
+            return False
+        return name in resuming.restore(self.resume, *self._digests(), {name: search})
+
+    def _digests(self) -> tuple[str, str]:
+        """What a file must be of; without a check, nothing is kept that could be checked."""
+        assert self.opened is not None
+        checked = "" if self.check else " unchecked"
+        return self.opened.contents.digest, self.property.digest + checked
 
     def _pass_the_gate(self, model: OpenModel) -> Verdict:
         """The answer to a property all of whose cases are refuted: what the checker says."""
@@ -190,7 +241,7 @@ class Verification:
                 model, self.property, found, memory=self.memory, progress=self.say, stop=self._late
             )
         except OutOfTime:
-            return self.so_far("timeout", "Time is up.")
+            return self.so_far(*self._ended)
         except NotCovered as error:
             self.objection = str(error)
             return self.so_far("unknown", f"The checker cannot follow: {error}.")
@@ -212,7 +263,7 @@ class Verification:
         self._grow_tree()
         if self.found is None and self._decided() and not self._late():
             return self._pass_the_gate(model)
-        return self.so_far("timeout", "Time is up.") if self._late() else self.so_far()
+        return self.so_far(*self._ended) if self._late() else self.so_far()
 
     def so_far(self, answer: Answer | None = None, reason: str | None = None) -> Verdict:
         """What is known at this moment; `answer` stands unless the property is decided."""
@@ -260,7 +311,16 @@ class Verification:
             self.certified,
             self.objection,
             self.rejected,
+            self._closed(),
         )
+
+    def _closed(self) -> float | None:
+        """The share of the tree that is closed, of boxes or of splits; None without a tree."""
+        if self.splitter is not None:
+            return float(self.splitter.finished / max(self.splitter.total, 1))
+        if self.complete is not None and self.complete.tree is not None:
+            return float(self.complete.tree.closed)
+        return None
 
     def _proven(self, g: int, c: int, best: float) -> float:
         """A lower bound on the violation of a case, from the best one over its whole box."""
@@ -300,7 +360,7 @@ class Verification:
             if self._over():
                 break
         if self._late() and not self._decided():
-            return self.so_far("timeout", "Time is up.")
+            return self.so_far(*self._ended)
         return self.so_far("unknown", self.reason or "All methods were tried.")
 
     def _decided(self) -> bool:
@@ -466,6 +526,8 @@ class Verification:
         self.splitter = splitter = Splitter(
             self.network, self.groups, open_cases, keep=self.check, memory=self.memory
         )
+        self._restored("splitter", splitter)
+        self._lasting = {"splitter": splitter}
         number, next_descent = 0, 1
         plans = itertools.cycle(attack.LAST)
         while len(splitter.stack):
@@ -492,6 +554,7 @@ class Verification:
                 f"splitting: {splitter.seen} boxes, {len(splitter.stack)} waiting, "
                 f"{100 * splitter.finished / splitter.total:.4g} % decided"
             )
+            self._save_sometimes()
             if self._over():
                 return
         for state in self.states:
@@ -559,6 +622,9 @@ class Verification:
         self.say("intervals for splits of neurons")
         open_ = [~state.refuted for state in self.states]
         try:
+            if self._goes_on(open_):
+                self._grow_tree()
+                return
             if steps is None and not self.complete.tighten(open_, self._late):
                 return
             planted = self.complete.plant(open_, self._late)
@@ -567,10 +633,25 @@ class Verification:
         if planted:
             self._grow_tree(steps)
 
+    def _goes_on(self, open_: list[np.ndarray]) -> bool:
+        """Whether the tree is that of a file, which has all cases that are open."""
+        assert self.complete is not None
+        if not self._restored("complete", self.complete):
+            return False
+        tree = self.complete.adopted(self._late)
+        roots = {(root.group, root.case) for root in tree.roots}
+        wanted = {(g, int(c)) for g, some in enumerate(open_) for c in np.flatnonzero(some)}
+        if not wanted <= roots:
+            raise ProblemError(f"{self.resume} lacks cases of the property. Remove it.")
+        return True
+
     def _grow_tree(self, steps: int | None = None) -> None:
         assert self.complete is not None
         tree = self.complete.tree
         assert tree is not None
+        begin, before = time.monotonic(), tree.seen
+        # The first steps on loose intervals are not worth a file.
+        self._lasting = {} if steps is not None else {"complete": self.complete}
         number, next_descent = 0, 1
         plans = itertools.cycle(attack.LAST)
         while not tree.done and number != steps:
@@ -586,9 +667,12 @@ class Verification:
                     some = itertools.islice(plans, number // TREE_STEPS_AN_ATTACK)
                     self._attack(tuple(some), corners=False)
             self.say(
-                f"splits of neurons: {tree.seen} nodes, {len(tree.stack)} waiting, worst bound "
-                f"{tree.worst:.3g}, {100 * tree.closed:.4g} % refuted"
+                f"splits of neurons: {tree.seen} nodes, "
+                f"{(tree.seen - before) / max(time.monotonic() - begin, 1e-9):.3g} a second, "
+                f"{len(tree.stack)} waiting, worst bound {tree.worst:.3g}, "
+                f"{100 * tree.closed:.4g} % refuted"
             )
+            self._save_sometimes()
             if tree.stuck:
                 self._descend_from(met.points, lanes)
                 self.reason = "A part of the tree can neither be split nor refuted."
