@@ -1,17 +1,15 @@
 """Neural networks: read them, and bound linear functions of their outputs with a certificate."""
 
 from stagecert.compiling import keep_programs
-from stagecert.networks.bounds import RELAXATIONS, Bounds, Relaxation, bound, margins
+from stagecert.networks.bounds import Bounds, bound, margins
 from stagecert.networks.graph import Network
 from stagecert.networks.intermediate import Intermediate
 from stagecert.networks.registering import register, register_relaxation
 
 __all__ = [
-    "RELAXATIONS",
     "Bounds",
     "Intermediate",
     "Network",
-    "Relaxation",
     "bound",
     "from_jax",
     "from_torch",

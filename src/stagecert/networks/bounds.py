@@ -288,7 +288,8 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     bound = np.fmax(found.bound, more.bound)
     with np.errstate(invalid="ignore"):
         closed = value - bound <= limits["atol"] + limits["rtol"] * np.abs(bound)
-    status = np.where(more.reached, Status.ITERATION_LIMIT, found.status)
+    status = found.status.copy()
+    status[more.reached] = Status.ITERATION_LIMIT
     status[~done & ~more.reached] = Status.TIME_LIMIT
     status[closed & np.isfinite(value)] = Status.GAP_REACHED
     if goal is not None:

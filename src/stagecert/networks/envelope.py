@@ -93,9 +93,8 @@ class Envelope:
         wide = np.where(bent, high - low, 1)
         chord = np.where(bent, (at_high - at_low) / wide, np.where(low >= 0, b, a))
         over = np.where(bent, at_low - chord * low, 0)
-        ends = low, high, chord, over
-        return Kinked(slopes, *(x.astype(np.float32) for x in ends), bent,
-                      sources_of(self.program, index))  # fmt: skip
+        low, high, chord, over = (x.astype(np.float32) for x in (low, high, chord, over))
+        return Kinked(slopes, low, high, chord, over, bent, sources_of(self.program, index))
 
     # -- passes ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from stagecert import networks
 from stagecert.errors import ProblemError
+from stagecert.networks.bounds import RELAXATIONS, Relaxation
 from stagecert.networks.regions import regions_of
 from stagecert.networks.relaxation import Split, split
 from stagecert.networks.search import few_sizes
@@ -65,7 +66,7 @@ def verify(
     check: bool = True,
     seed: int = 0,
     memory: float = 1.0,
-    relaxation: networks.Relaxation = "triangle",
+    relaxation: Relaxation = "triangle",
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Decides whether a network can violate a property.
@@ -128,11 +129,11 @@ class Verification:
         check: bool = True,
         seed: int = 0,
         memory: float = 1.0,
-        relaxation: networks.Relaxation = "triangle",
+        relaxation: Relaxation = "triangle",
         progress: Callable[[str], None] | None = None,
     ):
-        if relaxation not in networks.RELAXATIONS:
-            known = ", ".join(networks.RELAXATIONS)
+        if relaxation not in RELAXATIONS:
+            known = ", ".join(RELAXATIONS)
             raise ProblemError(f"Unknown relaxation '{relaxation}'; known are {known}.")
         if timeout is not None and not timeout > 0:
             raise ProblemError(f"timeout must be a positive number of seconds, not {timeout!r}.")
