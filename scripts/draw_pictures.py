@@ -1,4 +1,4 @@
-"""Makes the pictures of README.md and of the gallery in the documentation, by running the examples.
+"""Makes the pictures of README.md and of the documentation, most by running the examples.
 
     python scripts/draw_pictures.py              all of them; some need data (STAGECERT_DATA)
     python scripts/draw_pictures.py readme isotonic
@@ -82,6 +82,39 @@ def readme():
         ylabel=f"margin of class {label} over all others",
     )
     curve.legend(loc="upper right", frameon=False)
+    return figure
+
+
+def envelope():
+    """relu of a neuron with two inputs, its triangle and its envelope."""
+    from stagecert.networks.bounding import neurons
+
+    weights, bias = np.array([1.0, 0.6]), -0.9
+    delta, deficit = np.abs(weights), -bias  # both inputs go from 0 to 1
+    grid = np.linspace(0, 1, 81)
+    x = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
+    argument = x @ weights + bias
+    low, high = bias, weights.sum() + bias
+    heights = {
+        "relu(x + 0.6 y - 0.9)": np.maximum(argument, 0),
+        "triangle": high / (high - low) * (argument - low),
+        "envelope": neurons.envelope(
+            x, np.broadcast_to(delta, x.shape), np.full(x.shape[:2], deficit)
+        ),
+    }
+    figure, axes = plt.subplots(
+        1, 3, figsize=(9.6, 3.4), subplot_kw={"projection": "3d"}, layout="constrained"
+    )
+    relu = heights["relu(x + 0.6 y - 0.9)"]
+    for axis, (title, height) in zip(axes, heights.items(), strict=True):
+        axis.plot_surface(
+            x[..., 0], x[..., 1], height, cmap="viridis", vmin=0, vmax=high, rcount=27, ccount=27
+        )
+        above = np.mean(height - relu)
+        axis.set_title(title if height is relu else f"{title}: {above:.3f} above on average")
+        axis.set(xlabel="x", ylabel="y", zlim=(0, high), xticks=[0, 1], yticks=[0, 1])
+        axis.set_zticks([0, 0.35, 0.7])
+        axis.view_init(elev=24, azim=-125)
     return figure
 
 
@@ -200,8 +233,8 @@ def transformer_digits(answer):
 def picture_of(name: str, folder: Path) -> Path | None:
     """Runs an example in a folder; its picture there, or None where its data are missing."""
     path = folder / f"{name}.png"
-    if name == "readme":
-        readme().savefig(path, dpi=110)
+    if name in ("readme", "envelope"):
+        globals()[name]().savefig(path, dpi=110)
         return path
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
         if name == "battery_limits":  # the tutorial draws it
@@ -230,7 +263,7 @@ def shrink(source: Path, target: Path) -> None:
 
 def main(names) -> None:
     """Draws the pictures of these names, or all."""
-    known = ("readme", "battery_limits", *EXAMPLES)
+    known = ("readme", "envelope", "battery_limits", *EXAMPLES)
     if unknown := sorted({*names} - {*known}):
         raise SystemExit(f"no such picture: {', '.join(unknown)}; there are {', '.join(known)}")
     os.environ["MPLBACKEND"] = "agg"

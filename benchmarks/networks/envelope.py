@@ -30,7 +30,7 @@ NETWORKS = {
     "eran": ("mnist_relu_9_200",),
     "oval21": ("cifar_base_kw",),
 }
-STEPS = 60, 40
+STEPS = 40, 20
 
 
 def _one(program, group: Group, room: int, facts: Facts) -> dict:
@@ -46,8 +46,8 @@ def _one(program, group: Group, room: int, facts: Facts) -> dict:
         bound = relaxation.certified(matrix, found.state)
     planes = {k: int(x.shape[1]) for (name, k), x in found.state.arrays.items() if name == "mix"}
     return {
-        "bound": (bound - limits).tolist(),
-        "value": (found.value - limits).tolist(),
+        "bound": np.round(bound - limits, 7).tolist(),
+        "value": np.round(found.value - limits, 7).tolist(),
         "passes": found.passes.tolist(),
         "cpu": time.process_time() - begin,
         "planes": list(planes.values()),
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     records = []
+    options.results.mkdir(parents=True, exist_ok=True)
     for name in options.sets:
         folder = DATA / "vnncomp" / name
         rows = [line.split(",") for line in (folder / "instances.csv").read_text().splitlines()]
@@ -128,12 +129,16 @@ def main() -> None:
                 record = measured(folder, model.strip(), text.strip())
                 if record is not None:
                     records.append(record)
-                    print(json.dumps({k: v for k, v in record.items() if k != "model"}), flush=True)
-    options.results.mkdir(parents=True, exist_ok=True)
-    data = {"made": machine.made(), "steps": STEPS, "records": records}
-    (options.results / "envelope.json").write_text(json.dumps(data) + "\n")
-    (options.results / "envelope.md").write_text(table(records))
+                    _write(options.results, records)
+                    print(table([record]).splitlines()[-1], flush=True)
     print(table(records))
+
+
+def _write(folder: Path, records: list[dict]) -> None:
+    data = {"made": machine.made(), "steps": STEPS, "records": records}
+    text = json.dumps(data, default=float)
+    (folder / "envelope.json").write_text(text + "\n")
+    (folder / "envelope.md").write_text(table(records))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ from stagecert.networks.bounding.intermediate import Intermediate
 from stagecert.networks.graph import Network
 
 __all__ = [
-    "RELAXATIONS",
     "Bounds",
     "Intermediate",
     "Network",
-    "Relaxation",
     "bound",
     "from_jax",
     "from_torch",

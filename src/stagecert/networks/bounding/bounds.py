@@ -40,7 +40,6 @@ Method = Literal["ibp", "backward", "nonconvex"]
 METHODS = ("ibp", "backward", "nonconvex")
 Relaxation = Literal["triangle", "envelope"]
 RELAXATIONS = ("triangle", "envelope")
-ENVELOPE_STEPS = 300  # of each of two kinds, at most
 # What the search's arrays are, and how their products are computed where there is a choice.
 PRECISIONS = {
     "float32": (np.float32, "highest"),
@@ -285,7 +284,9 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     aim = np.full(found.bound.shape, np.inf) if goal is None else goal
     done = found.bound > aim
     gap = limits["atol"], limits["rtol"]
-    how = Limits(min(limits["max_iterations"], ENVELOPE_STEPS), gap, end, memory)
+    most = limits["max_iterations"]
+    # Steps with planes cost more than others; those on the bound itself come last.
+    how = Limits((3 * most // 5, most // 5), gap, end, memory)
     more = improve(
         found.network, regions.boxes, found.intermediate, found.objectives, ~done, aim, how, show
     )

@@ -29,13 +29,13 @@ class Limits:
     """How far to go.
 
     Attributes:
-        steps: of each kind.
+        steps: of the two kinds.
         gap: absolute and relative tolerances.
         deadline: of `time.monotonic`, or None.
         memory: GiB.
     """
 
-    steps: int
+    steps: tuple[int, int]
     gap: tuple[float, float]
     deadline: float | None
     memory: float
@@ -113,9 +113,8 @@ def _work(
 ) -> None:
     room = int(min(ROOM, limits.memory * 2**30 / 64))
     relaxation = Envelope(program, facts, room)
-    steps = limits.steps, limits.steps
     start = relaxation.start(rows, relaxation.default_slopes(len(rows)))
-    result = search(relaxation, rows, start, steps, goal, limits.gap)
+    result = search(relaxation, rows, start, limits.steps, goal, limits.gap)
     size = np.concatenate([facts.magnitude(k).reshape(-1) for k in program.outputs])
     found.bound[at] = relaxation.certified(rows, result.state)
     found.value[at] = result.value + ROUNDING * (np.abs(rows) @ np.asarray(size, float))

@@ -25,6 +25,7 @@ TRIANGLES = 20  # steps without planes
 AVERAGED = 8  # steps between two looks at their mean
 PATIENCE = 12  # steps on the bound without a better one, until the next ones are shorter
 IDLE = 0.1  # of a mean cotangent, or of a whole plane: what moves although nothing depends on it
+SHORTEST = 2.0**-7  # of what Polyak's rule says; then long steps are tried again
 VARIED = ("below", "mix", "kept")
 
 
@@ -231,7 +232,8 @@ def _climb(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: int
         waited = np.where(higher, 0, waited + 1)
         # Whoever waits long goes back to the best, and takes shorter steps from there.
         tired = waited >= PATIENCE
-        length, waited = np.where(tired, length / 2, length), np.where(tired, 0, waited)
+        shorter = np.where(length > SHORTEST, length / 2, 1).astype(np.float32)
+        length, waited = np.where(tired, shorter, length), np.where(tired, 0, waited)
         slopes, square = _slopes(relaxation, work, arguments, reads, blocks)
         missing = np.maximum(found.value[going] - bound, 0) * length
         size = np.where(square > 0, missing / np.where(square > 0, square, 1), 0)

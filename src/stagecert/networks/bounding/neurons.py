@@ -19,7 +19,7 @@ import numpy as np
 from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import sources_of
 
-HALVINGS = 18  # of an interval of thresholds: float32 cannot tell much more
+HALVINGS = 12  # of an interval of thresholds; what is left of it hardly matters
 
 
 def single(node: Any) -> Any:
@@ -145,9 +145,17 @@ def envelope(t, delta, deficit):
 def allocated(wanted, delta, most):
     """The nearest shares that may be kept: from 0 to 1, with kept . delta = most."""
     low, high = -wanted.max(axis=-1), 1 - wanted.min(axis=-1)
-    for _ in range(HALVINGS + 6):
+
+    def shifted(by):
+        kept = np.clip(wanted + by[..., None], 0, 1)
+        return kept, np.einsum("...i,...i->...", delta, kept)
+
+    for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
-        kept = np.clip(wanted + middle[..., None], 0, 1)
-        much = np.einsum("...i,...i->...", delta, kept) > most
+        much = shifted(middle)[1] > most
         low, high = np.where(much, low, middle), np.where(much, middle, high)
-    return np.clip(wanted + (0.5 * (low + high))[..., None], 0, 1)
+    # One end is a little too much and the other too little: what is between them is right.
+    (less, under), (more, over) = shifted(low), shifted(high)
+    way = np.where(over > under, over - under, 1)
+    share = np.clip((most - under) / way, 0, 1)
+    return less + share[..., None].astype(less.dtype) * (more - less)

@@ -198,7 +198,7 @@ def _over(function, tree, *others):
 
 def _of_segment(known: Known, view: View, portion: Rows) -> tuple[Span, Any]:
     """What is seen of a segment's span and of its constant part."""
-    total = known.span.total
+    total = jnp.atleast_1d(known.span.total)
     span = Span(
         _seen(known.span.magnitude, view.sight.out, portion),
         total if len(total) == 1 else total[portion.boxes],
