@@ -2,7 +2,7 @@
 
 from stagecert.compiling import keep_programs
 from stagecert.networks.activations.registering import register, register_relaxation
-from stagecert.networks.bounding.bounds import RELAXATIONS, Bounds, Relaxation, bound, margins
+from stagecert.networks.bounding.bounds import Bounds, bound, margins
 from stagecert.networks.bounding.intermediate import Intermediate
 from stagecert.networks.graph import Network
 

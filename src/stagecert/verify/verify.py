@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks import RELAXATIONS, Relaxation
+from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
 from stagecert.networks.bounding.search import few_sizes
 from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.complete import Complete
