@@ -33,7 +33,7 @@ nav a { display: block; }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
 caption, figcaption { color: var(--quiet); text-align: left; padding: .2rem 0; }
 th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
-thead th { border-bottom: 2px solid var(--line); }
+thead th { border-bottom: 2px solid var(--line); white-space: nowrap; }
 tbody tr { border-bottom: 1px solid var(--line); }
 .number { text-align: right; }
 .number, .short { white-space: nowrap; }
