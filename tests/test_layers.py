@@ -34,7 +34,7 @@ LAYERS = [
                    "repairing formula certificate degeneracy solvers solution validate check "
                    "curvature batch assumptions lanes searching guiding solving plotting",
                    "basics",
-                   "equinox flint jax matplotlib numpy rich scipy"),
+                   "equinox flint jax jaxtyping matplotlib numpy rich scipy"),
     ("activations", "networks.activations",
                    "basics core",
                    "equinox jax numpy"),
