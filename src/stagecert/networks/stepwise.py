@@ -309,7 +309,8 @@ class Passes:
         moves = any(window.moves for window in goal.windows)
         arrived = tuple(arriving.get((True, k), ()) for k in inputs)
         portion = Rows(boxes, _places(places, moves), sums)
-        return Way(*finish(self.sets, goal, portion, arrived), met)
+        bound, coefficients, minimisers = finish(self.sets, goal, portion, arrived)
+        return Way(bound, coefficients, minimisers, met)
 
     def _searched(self, start: Start, where, way: Way, steps: int):
         """The best bounds of a pass and a few steps after it, and the lines of the best step.
