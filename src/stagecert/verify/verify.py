@@ -50,6 +50,8 @@ TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
+# So many whole boxes are bounded like that before they are split.
+FEW_BOXES = 64
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -277,7 +279,7 @@ class Verification:
         divide = Splitter.worthwhile(self.groups)
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
-            steps.append(self._split)
+            steps += [self._refute_whole_boxes, self._split]
         elif self._plantable():
             first: list[Callable[[], None]] = [
                 lambda: self._bound("ibp"),
@@ -594,6 +596,29 @@ class Verification:
             self._note("backward", g, np.arange(len(bounds)), bounds)
             if self._over():
                 return
+
+    def _refute_whole_boxes(self) -> None:
+        """Refutes all cases over whole boxes as the checker does, or leaves everything as it is.
+
+        Splitting boxes compiles for seconds, which is too long for what needs no splits.
+        """
+        bounds = []
+        if len(self.groups) <= FEW_BOXES and self._plantable() and self._small():
+            assert self.complete is not None
+            for g, group in enumerate(self.groups):
+                try:
+                    bounds.append(self.complete.whole(g).bounds)
+                except Refused:
+                    break
+                passes = group.passes(bounds[-1])
+                if self._late() or not all(passes[rows].any() for rows in group.places):
+                    bounds.pop()
+                    break
+        if len(bounds) == len(self.groups):
+            for g, found in enumerate(bounds):
+                self._note("backward", g, np.arange(len(found)), found)
+        else:
+            self.complete = None
 
     def _search_tree(self, steps: int | None = None) -> None:
         """Refutes the open cases on a tree of splits of neurons, for so many steps at first.
