@@ -131,6 +131,19 @@ def test_what_splitting_proves_of_several_rows_holds():
     assert 0 < case.proven <= 0.05 * (1 + 1e-6)
 
 
+def test_boxes_are_split_only_where_that_is_needed():
+    """Whole boxes refute all cases, and the checker agrees; or nothing is kept of them."""
+    layers = random_layers(5)
+    least = smallest_violation(layers, LOW, HIGH, [(np.array([1, 0, 0]), np.zeros(2), 0.0)])
+    answers = []
+    for cases in ((-50, -60), (-50, -1e-3)):
+        rows = " ".join(f"(and (<= Y_0 {least + below:.12f}))" for below in cases)
+        work = Verification(dense(layers), vnnlib(LOW, HIGH, f"(or {rows})", 3), 60)
+        found = work.run()
+        answers.append((found.answer, work.splitter is None, {case.how for case in found.cases}))
+    assert answers == [("unsat", True, {"backward"}), ("unsat", False, {"splitting"})]
+
+
 def test_whole_boxes_are_enough_without_splitting(monkeypatch):
     from stagecert.verify import splitting
 

@@ -52,6 +52,8 @@ SMALL, FIRST_TREE_STEPS = 10_000, 30
 SAVE_EVERY = 30.0
 # How often leaves that the checker does not confirm are opened again.
 REOPENINGS = 16
+# So many whole boxes are bounded like that before they are split.
+FEW_BOXES = 64
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -335,7 +337,7 @@ class Verification:
         divide = Splitter.worthwhile(self.groups)
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
-            steps.append(self._split)
+            steps += [self._refute_whole_boxes, self._split]
         elif self._plantable():
             first: list[Callable[[], None]] = [
                 lambda: self._bound("ibp"),
@@ -612,6 +614,29 @@ class Verification:
                     self.planes[group.numbers[c]] = proven[row]
             if self._over():
                 return
+
+    def _refute_whole_boxes(self) -> None:
+        """Refutes all cases over whole boxes as the checker does, or leaves everything as it is.
+
+        Splitting boxes compiles for seconds, which is too long for what needs no splits.
+        """
+        bounds = []
+        if len(self.groups) <= FEW_BOXES and self._plantable() and self._small():
+            assert self.complete is not None
+            for g, group in enumerate(self.groups):
+                try:
+                    bounds.append(self.complete.whole(g).bounds)
+                except Refused:
+                    break
+                passes = group.passes(bounds[-1])
+                if self._late() or not all(passes[rows].any() for rows in group.places):
+                    bounds.pop()
+                    break
+        if len(bounds) == len(self.groups):
+            for g, found in enumerate(bounds):
+                self._note("backward", g, np.arange(len(found)), found)
+        else:
+            self.complete = None
 
     def _search_tree(self, steps: int | None = None) -> None:
         """Refutes the open cases on a tree of splits of neurons, for so many steps at first.
