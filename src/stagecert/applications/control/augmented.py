@@ -58,6 +58,7 @@ def search_augmented(
     problem: LinearQuadratic, certifier: Certifier, inputs: np.ndarray, limits: Limits, most: int
 ) -> Search:
     """Steps until the gap is reached, `most` steps are made or the clock says so."""
+    assert certifier.limits is not None
     lower, upper = certifier.limits
     # States without a weight of their own still need one where they have limits.
     diagonal = np.diagonal(problem.Q, axis1=1, axis2=2)

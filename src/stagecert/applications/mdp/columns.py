@@ -168,6 +168,7 @@ class Columns:
             extra = np.ones((rows, 1))
             cost, ends = [-1.0], [(None, None)]
         else:
+            assert isinstance(weights, Capped)
             # What a budget takes at most: its price, and what single effects are above it.
             extra = np.column_stack([-np.ones(rows), -np.eye(rows)])
             cost, ends = [weights.total, *np.ones(rows)], [(0, None)] * (rows + 1)
