@@ -1,6 +1,7 @@
 """The command-line program and the trace plot."""
 
 import json
+from dataclasses import replace
 
 import cvxpy as cp
 import numpy as np
@@ -44,6 +45,30 @@ def test_table_and_help_are_readable():
     runner = CliRunner()
     assert "demo" in runner.invoke(app, ["--help"]).stdout
     assert runner.invoke(app, ["rubbish"]).exit_code == 2
+
+
+def test_plot_of_a_trace_that_begins_without_a_feasible_point(tmp_path):
+    """With side constraints the value is infinite until a point satisfies them."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    problem = sc.Problem(
+        sc.Box(-np.ones(2), np.ones(2)),
+        (),
+        lambda s, z: s[0] + s[1],
+        constraints=(sc.Constraint(lambda s, z: s @ s - 0.5, name="disc"),),
+    )
+    solution = sc.solve(problem, rtol=1e-6)
+    assert solution.status is sc.Status.GAP_REACHED
+    trace = solution.stats.trace
+    late = replace(trace, value=np.where(np.arange(len(trace.value)) < 1, np.inf, trace.value))
+    for shown in (solution, replace(solution, stats=replace(solution.stats, trace=late))):
+        figure = sc.plot_trace(shown)
+        figure.savefig(tmp_path / "trace.png")
+        ends, gaps = figure.axes[:2]
+        assert np.isfinite([*ends.get_ylim(), *gaps.get_ylim()]).all()
+        assert np.array_equal(gaps.lines[0].get_xdata(), trace.passes)
+        assert gaps.lines[0].get_ydata()[-1] <= 1e-5
 
 
 def test_plot_of_a_trace(tmp_path):

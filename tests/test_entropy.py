@@ -1,5 +1,6 @@
 """Infinite slopes at the border: entropy in all its spellings, and what stands behind it."""
 
+import cvxpy as cp
 import jax.numpy as jnp
 import jax.scipy.special as js
 import numpy as np
@@ -75,6 +76,27 @@ def test_entropy_with_curvature_behind_it():
     solution = sc.solve(problem, atol=1e-6, rtol=0.0)
     assert solution.status is sc.Status.GAP_REACHED
     assert solution.stats.passes <= 200
+
+
+@pytest.mark.slow
+def test_entropy_with_kinks():
+    """Steep at the border and kinked inside: mirror steps hand over to the polishing search."""
+    rng = np.random.default_rng(2)
+    A, b = rng.normal(size=(4, 8)), 0.2 * rng.normal(size=4)
+
+    def objective(s, z):
+        return jnp.sum(js.xlogy(s, s)) + COSTS @ s + 0.5 * jnp.sum(sc.abs(A @ s - b))
+
+    solution = sc.solve(sc.Problem(sc.Simplex(8), (), objective), atol=1e-6, rtol=0.0)
+    s = cp.Variable(8)
+    kinks = cp.sum(cp.abs(A @ s - b))
+    stated = cp.Minimize(-cp.sum(cp.entr(s)) + COSTS @ s + 0.5 * kinks)
+    optimum = cp.Problem(stated, [cp.sum(s) == 1]).solve(
+        solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10
+    )
+    assert np.abs(A @ s.value - b).min() < 1e-8  # at a kink
+    assert solution.status is sc.Status.GAP_REACHED
+    assert solution.bound - 1e-8 <= optimum <= solution.value + 1e-8
 
 
 def test_boxes_have_a_border_too():

@@ -417,7 +417,7 @@ PARTS = {
     "seeds": run_seeds,
     "mixture": lambda: run_sets("mixture", ("double oracle", "ours")),
     "budget": lambda: run_sets("budget", (*PROGRAMMES, "ours")),
-    "resources": lambda: run_sets("resources", ("simplex", "ipm", "ours")),
+    "resources": lambda: run_sets("resources", ("ipm", "ours"), ("small", "medium")),
     # Not at the largest size, so that the command does not take longer still.
     "programmes": lambda: run_sets("mixture", PROGRAMMES, ("small", "medium")),
 }

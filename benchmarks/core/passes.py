@@ -15,7 +15,7 @@ from benchmarks.core.instances import zoo
 LEVELS = (1e-2, 1e-3, 1e-5)
 SOLVERS = ("auto", "greedy", "polish", "accelerated", "simple", "safe", "slope_ascent")
 MAX_ITERATIONS = 2000
-TIME_LIMIT = 60.0
+TIME_LIMIT = 300.0
 TINY = 1e-12
 TRUTH = 1e-7  # how far, relative to 1 + |optimum|, the optima of the zoo can be trusted
 

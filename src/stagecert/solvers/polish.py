@@ -26,11 +26,13 @@ from stagecert.problem import Problem
 from stagecert.reformulation import Point, psi_0_and_gradient
 from stagecert.sides import Sides, augmented, missed, with_multipliers
 from stagecert.solvers.base import AbstractSolver, guide_of, project, repaired_report, report
-from stagecert.solvers.quasi_newton import Curvature, bends, model_step
+from stagecert.solvers.quasi_newton import Curvature, Whole, bends, model_step
 
 # Units are per entry, so that badly scaled rows are smoothed in their own measure, but no smaller
 # than this share of the mean of their piece.
 UNIT_FLOOR = 0.1
+# Up to this length the model of the curvature is a whole matrix.
+SHORT = 64
 
 
 def smoothing_data(records):
@@ -131,7 +133,7 @@ class PolishState(eqx.Module):
     gradient: Any
     slopes: Any  # of the pieces, and the multipliers of side constraints
     recent: Any  # the last values; a trial must be lower than the highest of them
-    curvature: Curvature
+    curvature: Curvature | Whole
     share: Any  # how much of the step the next trial takes
     tau: Any
     data: Any
@@ -150,7 +152,8 @@ class Polish(AbstractSolver):
         tau: first smoothing width, in units of each piece's own arguments.
         shrink: factor on the width when moving the centres no longer halves what smoothing hides.
         inner: trials between two evaluations of the exact problem, if it has nonsmooth pieces.
-        pairs: how many steps the model of the curvature remembers.
+        pairs: how many steps the model of the curvature remembers, where vectors are longer than
+            `SHORT`; else all.
         rounds: how many rounds of vector operations minimise that model.
         memory: how many recent values the nonmonotone line search looks back.
     """
@@ -158,7 +161,7 @@ class Polish(AbstractSolver):
     name: ClassVar[str] = "polish"
     tau: float = 0.1
     shrink: float = 0.5
-    eager: float = 3.0
+    eager: float = 5.0
     slow: float = 0.5
     inner: int = 5
     pairs: int = 20
@@ -184,7 +187,7 @@ class Polish(AbstractSolver):
             jnp.zeros_like(at),
             (slopes, exact.done.held),
             jnp.full((self.memory,), infinity),
-            Curvature.none(min(self.pairs, at.size), at),
+            Whole.none(at) if at.size <= SHORT else Curvature.none(self.pairs, at),
             jnp.ones_like(infinity),
             tau,
             data,
@@ -241,7 +244,7 @@ class Polish(AbstractSolver):
         d = model_step(
             state.at,
             state.gradient,
-            state.curvature.times(scale),
+            state.curvature.model(scale),
             smooth.project,
             1 / scale,
             self.rounds,

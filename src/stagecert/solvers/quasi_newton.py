@@ -7,7 +7,7 @@ set, and one evaluation of value and gradient an iteration buys a step with curv
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -38,8 +38,8 @@ class Curvature(eqx.Module):
         turns = jnp.roll(self.turns, -1, axis=0).at[-1].set(turn)
         return Curvature(jnp.where(bent, steps, self.steps), jnp.where(bent, turns, self.turns))
 
-    def times(self, first_scale) -> Callable:
-        """v -> B v, by the compact form of the BFGS matrix (Byrd, Nocedal and Schnabel 1994).
+    def model(self, first_scale) -> "Model":
+        """B by the compact form of the BFGS matrix (Byrd, Nocedal and Schnabel 1994).
 
         `first_scale` is the multiple of the identity to use while nothing is known.
         """
@@ -60,20 +60,72 @@ class Curvature(eqx.Module):
         wings = jnp.concatenate([last * s, y])
         # Ill-conditioned pairs make a useless model, not a wrong answer: the line search decides.
         inverse = jnp.linalg.inv(middle)
-        return lambda v: last * v - (inverse @ (wings @ v)) @ wings
+
+        def times(v):
+            return last * v - (inverse @ (wings @ v)) @ wings
+
+        def solved(free, right):
+            return _conjugate_gradients(lambda v: free * times(free * v), free * right)
+
+        return Model(times, solved)
 
 
-def model_step(point, gradient, times: Callable, project: Callable, first_size, rounds: int):
+class Whole(eqx.Module):
+    """The same for short vectors: the BFGS matrix itself, which forgets nothing.
+
+    Kinks change the curvature whenever one is met; a short memory then learns the rest of it again
+    and again. A matrix this small also costs less than the last steps would.
+    """
+
+    matrix: Any
+    known: Any  # whether there was a pair yet
+
+    @staticmethod
+    def none(like) -> "Whole":
+        """No curvature known yet."""
+        return Whole(jnp.zeros((like.size, like.size), like.dtype), jnp.zeros((), bool))
+
+    def extended(self, step, turn, bent) -> "Whole":
+        """With one more pair if it is `bent`."""
+        along = jnp.where(bent, step @ turn, 1)
+        first = (turn @ turn) / along * jnp.eye(len(step), dtype=step.dtype)
+        matrix = jnp.where(self.known, self.matrix, first)
+        image = matrix @ step
+        curve = step @ image
+        matrix = matrix - jnp.outer(image, image) / jnp.where(curve > 0, curve, 1)
+        matrix = matrix + jnp.outer(turn, turn) / along
+        return Whole(jnp.where(bent, matrix, self.matrix), self.known | bent)
+
+    def model(self, first_scale) -> "Model":
+        """As that of `Curvature`."""
+        one = jnp.eye(len(self.matrix), dtype=self.matrix.dtype)
+        matrix = jnp.where(self.known, self.matrix, first_scale * one)
+
+        def solved(free, right):
+            held = jnp.outer(free, free) * matrix + (1 - free) * one
+            x = jnp.linalg.solve(held, free * right)
+            return jnp.where(jnp.all(jnp.isfinite(x)), x, 0)  # rounding may make it singular
+
+        return Model(lambda v: matrix @ v, solved)
+
+
+class Model(NamedTuple):
+    """v -> B v; and (free, right) -> x, zero where `free` is, with B x = right elsewhere."""
+
+    times: Callable
+    solved: Callable
+
+
+def model_step(point, gradient, model: Model, project: Callable, first_size, rounds: int):
     """A step d with point + d in the set that (nearly) minimises gradient . d + 1/2 d . B d.
 
     Each round makes a few projected-gradient steps, which find out where the set binds, and then
-    solves for the entries that it leaves free by conjugate gradients, exactly where nothing new
-    comes to bind.
+    solves for the entries that it leaves free, exactly where nothing new comes to bind.
     """
 
     def searched(d, slope, p):
         """The best point of the segment from d to d + p."""
-        bent = times(p)
+        bent = model.times(p)
         curve = p @ bent
         share = jnp.clip(-(slope @ p) / jnp.where(curve > 0, curve, 1), 0, 1)
         share = jnp.where(slope @ p < 0, jnp.where(curve > 0, share, 1), 0)
@@ -91,7 +143,7 @@ def model_step(point, gradient, times: Callable, project: Callable, first_size, 
         nudge = -little * jnp.sign(slope)
         moved = project(point + d + nudge) - point - d
         free = (jnp.abs(moved - nudge) <= 0.1 * little).astype(d.dtype)
-        inward = _conjugate_gradients(lambda v: free * times(free * v), -free * slope)
+        inward = model.solved(free, -slope)
         d, slope, _ = searched(d, slope, project(point + d + inward) - point - d)
         return d, slope, size
 
