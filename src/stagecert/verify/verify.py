@@ -50,6 +50,8 @@ TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
+# So many boxes are bounded as a whole before they are split.
+FEW_BOXES = 16
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -278,6 +280,9 @@ class Verification:
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
             steps.append(self._split)
+            # Whole boxes may be enough, and nothing has to be compiled for them.
+            if len(self.groups) <= FEW_BOXES and self._plantable() and self._small():
+                steps.insert(0, self._bound_by_checker)
         elif self._plantable():
             first: list[Callable[[], None]] = [
                 lambda: self._bound("ibp"),
