@@ -120,9 +120,12 @@ def test_the_split_tree_covers_the_box_and_every_leaf_is_closed():
 def test_what_splitting_proves_of_several_rows_holds():
     """Rows of different sizes, some boxes refuted by both of them together."""
     layers = random_layers(3)
-    rows = [(np.array([3, 0, 0]), np.zeros(2), 0.0), (np.array([-1, 0, 0]), np.zeros(2), 0.0)]
+    # Not quite opposite: cases with opposite rows are refuted when they are read.
+    other = np.array([-1, 0.001, 0])
+    rows = [(np.array([3, 0, 0]), np.zeros(2), 0.0), (other, np.zeros(2), 0.0)]
     least = smallest_violation(layers, LOW, HIGH, rows) - 0.05
-    limits = " ".join(f"(<= {row} {least:.12f})" for row in ("(* 3.0 Y_0)", "(* -1.0 Y_0)"))
+    texts = ("(* 3.0 Y_0)", "(+ (* -1.0 Y_0) (* 0.001 Y_1))")
+    limits = " ".join(f"(<= {row} {least:.12f})" for row in texts)
     work = Verification(dense(layers), vnnlib(LOW, HIGH, f"(and {limits})", 3), 60)
     (case,) = work.run().cases
     assert work.splitter is not None
@@ -142,6 +145,18 @@ def test_boxes_are_split_only_where_that_is_needed():
         found = work.run()
         answers.append((found.answer, work.splitter is None, {case.how for case in found.cases}))
     assert answers == [("unsat", True, {"backward"}), ("unsat", False, {"splitting"})]
+
+
+def test_few_inputs_are_not_split_where_whole_boxes_are_enough(monkeypatch):
+    def never(*args, **more):
+        raise AssertionError("it was searched")
+
+    layers = random_layers(5)
+    least = smallest_violation(layers, LOW, HIGH, [(np.array([1, 0, 0]), np.zeros(2), 0.0)])
+    monkeypatch.setattr(Verification, "_attack", never)
+    monkeypatch.setattr(Verification, "_split", never)
+    easy = verify(dense(layers), vnnlib(LOW, HIGH, f"(<= Y_0 {least - 50})", 3), 60)
+    assert (easy.answer, easy.checked, easy.cases[0].how) == ("unsat", True, "backward")
 
 
 def test_whole_boxes_are_enough_without_splitting(monkeypatch):

@@ -337,7 +337,8 @@ class Verification:
         divide = Splitter.worthwhile(self.groups)
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
-            steps += [self._refute_whole_boxes, self._split]
+            # Whole boxes may be enough, and nothing has to be compiled for them.
+            steps = [self._refute_whole_boxes, *steps, self._split]
         elif self._plantable():
             first: list[Callable[[], None]] = [
                 lambda: self._bound("ibp"),
