@@ -244,6 +244,37 @@ def _slopes(random, case, arrays, header):
         flat[place] = random.choice([np.nan, -1, 2, 6e4, -flat[place], flat[place] + 0.5])
 
 
+def _stations(random, case, arrays, header):
+    """Stations get in, with slopes and forces of any kind: right ones do no harm."""
+    axes = arrays[case["axes"]]
+    above, stack = [], [0]  # splits of neurons above every node
+    for axis in axes:
+        above.append(stack.pop())
+        stack += [above[-1] + (axis >= 2)] * 2 if axis >= 0 else []
+    stations = []
+    for node in sorted(set(random.integers(len(axes), size=2).tolist())):
+        forces = random.exponential(size=(8, above[node])) * random.integers(2, size=(8, 1))
+        if random.integers(3) == 0 and forces.size:
+            odd = [np.nan, -1e-3, 1e31, np.inf, 1e-310]
+            forces.reshape(-1)[random.integers(forces.size)] = random.choice(odd)
+        if random.integers(8) == 0:
+            forces = forces[:, :-1]
+        places, k = np.arange(4, dtype="<i4"), len(stations)
+        arrays |= {
+            f"entries{k}": np.tile(places, 2) + int(random.integers(8) == 0),
+            f"sides{k}": np.repeat([1, -1], 4).astype("<i4"),
+            f"slopes{k}": random.uniform(-0.2, 1.2, (8, 1, 5)).astype("<f2"),
+            f"forces{k}": forces.astype(random.choice(["<f4", "<f8"])),
+        }
+        slopes = [[f"slopes{k}", None]]
+        rows = {"entries": f"entries{k}", "sides": f"sides{k}", "slopes": slopes}
+        boxes = [None, rows | {"forces": f"forces{k}"}]
+        if random.integers(8) == 0:
+            boxes.reverse()
+        stations.append({"node": int(node + (random.integers(4) == 0)), "boxes": boxes})
+    case["stations"] = stations
+
+
 def _header(random, case, arrays, header):
     how = random.integers(6)
     if how == 0:
@@ -270,5 +301,6 @@ _KINDS = {
     "the order of nodes": _structure,
     "shapes": _shapes,
     "slopes": _slopes,
+    "stations": _stations,
     "the header": _header,
 }

@@ -25,7 +25,8 @@ class Passes:
 
     Attributes:
         entries, sides: which ends: 1 the lower one, -1 the upper one.
-        below, above, force: (rows, neurons), of all earlier layers.
+        below, above: (rows, neurons) of all earlier layers; the latter for curves only.
+        force: (rows, splits), of the splits on the way to the station; positive on upper ends.
         kept: the rows that make an interval tighter.
     """
 
@@ -46,6 +47,7 @@ class Station:
         low, high: intervals of all arguments, side by side.
         passes: by the layer's place; what made them tighter than those of the station before.
         empty: whether the splits contradict each other.
+        size: of the arrays of all passes, in bytes.
     """
 
     splits: tuple[tuple[int, float, bool], ...]
@@ -53,6 +55,11 @@ class Station:
     high: np.ndarray
     passes: dict[int, Passes]
     empty: bool = False
+
+    @property
+    def size(self) -> int:
+        arrays = (x for one in self.passes.values() for x in (one.below, one.above, one.force))
+        return sum(x.nbytes for x in arrays)
 
 
 def parts_of(
@@ -105,7 +112,7 @@ def _tightened(
         mine = np.flatnonzero(of == k)
         if place in known.passes:
             given = entries[mine], sides[mine]
-            _started(known.passes[place], mine, given, (below, above, force))
+            _started(known, place, mine, given, (below, above, force))
         elif len(mine):
             steps = FIRST_STEPS
     held = np.zeros(low.shape, np.int8)
@@ -134,22 +141,27 @@ def _tightened(
         force[rows] = found.lanes.force
         bounds.append(found.bound)
     rows = of, entries, sides
-    _noted(stations, (place, some), rows, np.concatenate(bounds), (below, above, force))
+    arrays, at = (below, above, force), (place, some)
+    _noted(stations, at, rows, np.concatenate(bounds), arrays, form.curved)
     return True
 
 
-def _started(known: Passes, rows, ends, arrays) -> None:
+def _started(station: Station, layer: int, rows, ends, arrays) -> None:
     """What the station before had for the same ends is where to begin."""
-    entries, sides = ends
+    known, (entries, sides) = station.passes[layer], ends
     place = np.full((2, int(max(known.entries.max(), entries.max(initial=0))) + 1), -1)
     place[(known.sides < 0).astype(int), known.entries] = np.arange(len(known.entries))
     old = place[(sides < 0).astype(int), entries]
     there = np.flatnonzero(old >= 0)
-    for array, given in zip(arrays, (known.below, known.above, known.force), strict=True):
+    for array, given in zip(arrays, (known.below, known.above), strict=False):
         array[rows[there], : given.shape[1]] = given[old[there]]
+    for k, (neuron, _, _) in enumerate(station.splits):
+        arrays[2][rows[there], neuron] = known.force[old[there], k]
 
 
-def _noted(stations: list[Station], at: tuple[int, slice], rows, bounds, arrays) -> None:
+def _noted(
+    stations: list[Station], at: tuple[int, slice], rows, bounds, arrays, curved: bool
+) -> None:
     """Makes the intervals of a layer tighter where that is worth it."""
     (place, some), (of, entries, sides) = at, rows
     for k, station in enumerate(stations):
@@ -169,5 +181,9 @@ def _noted(stations: list[Station], at: tuple[int, slice], rows, bounds, arrays)
         if np.any(station.low[some] - station.high[some] > 1e-4 * np.max(size)):
             station.empty = True
         station.high[some] = np.where(crossed, station.low[some], station.high[some])
-        below, above, force = (x[mine, : some.start] for x in arrays)
+        below, above, force = (x[mine] for x in arrays)
+        # Slopes of relu are numbers of half precision.
+        below = below[:, : some.start].astype(np.float32 if curved else np.float16)
+        above = above[:, : some.start if curved else 0]
+        force = force[:, [neuron for neuron, _, _ in station.splits]]
         station.passes[place] = Passes(entries[mine], side, below, above, force, kept)

@@ -142,11 +142,12 @@ def written(narrow: Form, kept: np.ndarray, form: Form, station: Station) -> tup
             continue
         some = passes.kept
         entries = kept[own[place].some][passes.entries[some]] - layer.some.start
-        below, above = (spread(x[some], kept, form.neurons) for x in (passes.below, passes.above))
+        below = spread(passes.below[some].astype(np.float32), kept, form.neurons)
+        above = spread(passes.above[some], kept, form.neurons) if form.curved else below
+        # Of several splits of a neuron on one side the last has the force.
         force = np.zeros((int(np.sum(some)), len(neurons)), np.float32)
-        for neuron, k in last.items():
-            if neuron < passes.force.shape[1]:
-                force[:, k] = np.maximum(signs[k] * passes.force[some, neuron], 0)
+        for k in last.values():
+            force[:, k] = np.maximum(signs[k] * passes.force[some, k], 0)
         found.append(Rows(
             entries.astype("<i4"), passes.sides[some].astype("<i4"),
             tuple(slopes_of(x, below, above) for x in layers[:place]), force,

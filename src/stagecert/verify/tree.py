@@ -169,6 +169,9 @@ class Tree:
         self.stations: list[Station] = []
         self.plots: list[Plot] = []  # that wait; the last is next
         self.active = {-1: self._plant(known)}  # those of the nodes on the stack, by station
+        # What passes of stations may take, and what those of a split of a station do at a time.
+        self._spare = 0.5 * memory * 2**30
+        self._bytes_a_node = 12 * n * STEPS_A_NODE / STEPS
 
     def _plant(self, known) -> Plot:
         count, n = len(self.roots), self.form.neurons
@@ -301,15 +304,18 @@ class Tree:
         Whether there were any.
         """
         of = self.nodes["station"][self.stack["node"]]
-        due, splits = [], []
+        due, splits, spare = [], [], self._spare
         for number in np.unique(of).tolist():
             plot = self.active[number]
             if plot.seen > plot.budget and len(due) < STATIONS_AT_ONCE:
+                # Not more than memory is left for; without it, there are only nodes.
+                cost = plot.budget * self._bytes_a_node + 1
                 known = self.stations[number] if number >= 0 else self._root_station()
-                some = self._station_splits(plot, known)
+                some = self._station_splits(plot, known)[: max(int(spare // cost), 0)]
                 if not some:
-                    plot.budget = np.inf
+                    plot.budget = plot.budget if due else np.inf
                     continue
+                spare -= len(some) * cost
                 due.append((plot, slice(len(splits), len(splits) + len(some))))
                 splits += [(known, *split) for split in some]
         box = self.boxes[0][0], self.boxes[1][0]
@@ -355,6 +361,7 @@ class Tree:
                           cut=np.zeros(len(both)), root=mine["root"][both],
                           station=np.tile(numbers, len(open_)))  # fmt: skip
         self.stations += parts
+        self._spare -= sum(station.size for station in parts)
         for side, station in enumerate(parts):
             fields = {name: x.copy() for name, x in mine.items()}
             fields["node"], fields["depth"] = first + side, mine["depth"] + 1
