@@ -18,6 +18,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -141,7 +142,7 @@ def model_of(kind: str, layers) -> onnx.ModelProto:
             names = [constant(f"w{k}", weights), constant(f"b{k}", bias)]
             nodes.append(helper.make_node("Gemm", [value, *names], [f"z{k}"], transB=1))
             more = [constant(f"l{k}", 0), constant(f"u{k}", 1)] if kind == "Clip" else []
-            attributes = {"alpha": float(ALPHA)} if kind == "LeakyRelu" else {}
+            attributes: Any = {"alpha": float(ALPHA)} if kind == "LeakyRelu" else {}
             nodes.append(helper.make_node(kind, [f"z{k}", *more], [f"h{k}"], **attributes))
         value = f"h{k}"
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, s])

@@ -81,11 +81,11 @@ def test_the_checker_refutes_every_leaf(tight, stations, monkeypatch):
         found = searched(dense(layers), text, tight)
         assert found.tree is not None
         assert found.tree.done
-        for tree in found.branches():
+        for branches in found.branches():
             checker = Checker(found.program, properties.load(text))
-            assert tried(checker, tree).refuted.all()
-            splits += tree.leaves - 1
-            used += len(tree.stations)
+            assert tried(checker, branches).refuted.all()
+            splits += branches.leaves - 1
+            used += len(branches.stations)
     assert splits > 3
     assert (used > 3) == stations
 
@@ -311,3 +311,37 @@ def test_nodes_with_open_maxima_are_no_linear_programs():
     assert "neither be split nor refuted" in none.reason
     some = verify(model, vnnlib(LOW, HIGH, "(<= (+ Y_0 Y_1) 0.05)", 2), 60)
     assert some.answer == "sat"
+
+
+def test_what_linear_programs_refute_has_the_slopes_of_its_pieces(monkeypatch):
+    # Hardly any ascent: slopes are then those of the root unless a linear program brings its own.
+    monkeypatch.setattr(tree, "ROOT_STEPS", 1)
+    monkeypatch.setattr(tree, "NODE_STEPS", 1)
+    real, refuted = tree.Tree._solve, 0
+
+    def watched(self, found, k):
+        nonlocal refuted
+        done = real(self, found, k)
+        if done:
+            refuted += 1
+            lane = found.lanes[k : k + 1]
+            below, above = nodes.default_slopes(self.form, lane.low, lane.high)
+            assert np.array_equal(lane.below, below)
+            assert np.array_equal(lane.above, above)
+        return done
+
+    monkeypatch.setattr(tree.Tree, "_solve", watched)
+    layers = [(2 * w, b) for w, b in random_layers(1, (2, 4, 3, 1))]
+    model = dense(layers)
+    for node in model.graph.node:
+        if node.op_type == "Relu":
+            node.op_type = "LeakyRelu"
+    value = np.stack(np.meshgrid(*[np.linspace(-1, 1, 201)] * 2), axis=-1).reshape(-1, 2)
+    for k, (w, b) in enumerate(layers):
+        value = value @ w.T.astype(float) + b
+        value = np.where(value > 0, value, 0.01 * value) if k < len(layers) - 1 else value
+    limit = value.min() - 0.01 * np.ptp(value)
+    found = searched(model, vnnlib(LOW, HIGH, f"(<= Y_0 {limit:.6f})", 1))
+    assert found.tree is not None
+    assert found.tree.done
+    assert refuted > 0

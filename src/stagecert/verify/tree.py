@@ -439,6 +439,10 @@ class Tree:
         lanes = found.lanes
         lanes.weights, lanes.force = lanes.weights.astype(float), lanes.force.astype(float)
         lanes.weights[k], lanes.force[k] = corner.weights, corner.force
+        if self.form.curved:
+            # What was solved has the slopes of the linear pieces, and not those of the ascent.
+            ends = lanes.low[k : k + 1], lanes.high[k : k + 1]
+            (lanes.below[k],), (lanes.above[k],) = default_slopes(self.form, *ends)
         return True
 
     def _split(self, taken, found: Found, open_) -> None:
