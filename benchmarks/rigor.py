@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert import networks, pieces
-from stagecert.networks.backward import Lines, _lined, dual_bound, lines_at
-from stagecert.networks.intervals import interval_bounds
+from stagecert.networks.bounding.backward import Lines, _lined, dual_bound, lines_at
+from stagecert.networks.bounding.intervals import interval_bounds
+from stagecert.networks.bounding.relaxation import Split, split
+from stagecert.networks.bounding.search import relax
 from stagecert.networks.operations import Linear
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import relax
 from stagecert.problem import as_arrays
 
 RESULTS = Path(__file__).parent / "results" / "rigor" / "cost.json"

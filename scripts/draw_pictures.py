@@ -215,6 +215,21 @@ def robust_digits(answer):
     return figure
 
 
+def transformer_digits(answer):
+    """The images, with what is proven of the lead over each other digit."""
+    _, images, labels, verdicts = answer
+    figure, axes = plt.subplots(2, len(images), figsize=(8, 4), layout="constrained",
+                                height_ratios=(1.4, 1))  # fmt: skip
+    for (above, below), image, label, verdict in zip(axes.T, images, labels, verdicts, strict=True):
+        above.imshow(image[0], cmap="gray_r", vmin=0, vmax=1)
+        above.set(xticks=[], yticks=[], title=f"a {label}, proven: {verdict.answer}")
+        others = [k for k in range(10) if k != label]
+        below.bar(others, [case.proven for case in verdict.cases], color=PROVEN)
+        below.set(xticks=range(10), xlabel="another digit")
+    axes[1, 0].set(ylabel="lead, at least")
+    return figure
+
+
 def picture_of(name: str, folder: Path) -> Path | None:
     """Runs an example in a folder; its picture there, or None where its data are missing."""
     path = folder / f"{name}.png"

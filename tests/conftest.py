@@ -33,15 +33,37 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish():
+    """Python need not look for garbage among what was imported, nor after every few objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+# Bytes that a worker may take, and memory maps, before it forgets compiled programs.
+MEMORY, MAPS = 3 << 29, 20_000
+_limit = MEMORY
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory; zero where that is not told."""
+    told = Path("/proc/self/statm")
+    return int(told.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if told.exists() else 0
+
+
 @pytest.fixture(autouse=True)
-def few_memory_maps():
+def few_programs():
     """Forgets compiled programs before there are too many.
 
-    Each one takes several memory maps, of which Linux allows a process 65,530; beyond that, XLA's
-    compiler crashes. One worker runs hundreds of tests with programs of their own.
+    One worker runs hundreds of tests with programs of their own. Each one takes memory, and several
+    memory maps, of which Linux allows a process 65,530; beyond that, XLA's compiler crashes.
     """
+    global _limit
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+    many = maps.exists() and maps.read_bytes().count(b"\n") > MAPS
+    if many or resident() > _limit:
         jax.clear_caches()
         gc.collect()
+        # What cannot be given back must not make every test forget.
+        _limit = max(MEMORY, resident() + MEMORY // 4)

@@ -97,7 +97,7 @@ def test_curvature_is_proven_up_to_what_there_is():
         return sc.Problem(BOX, (), objective)
 
     assert sc.solve(problem([1.0, 2.0], [1.0, 2.0])).assumptions.curvature is PROVEN
-    with pytest.raises(sc.ProblemError, match="the declared curvature is overstated"):
+    with pytest.raises(sc.ProblemError, match="less curved than was declared"):
         sc.solve(problem([1.0, 0.1], [1.0, 2.0]))
 
 

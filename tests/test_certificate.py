@@ -483,6 +483,13 @@ def _saved(tmp_path, case):
     return path
 
 
+def test_a_file_that_cannot_be_written_is_the_one_named(tmp_path):
+    path = tmp_path / "nowhere" / "answer.npz"
+    with pytest.raises(FileNotFoundError) as error:
+        certificate_of(CASES[0]).save(path)
+    assert error.value.filename == str(path)
+
+
 def test_loading_something_else(tmp_path):
     problem = problem_of(CASES[0])
     path = _saved(tmp_path, CASES[0])

@@ -27,6 +27,13 @@ def run(*arguments):
     )  # fmt: skip
 
 
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    process = run("--out", tmp_path / "file")
+    assert process.returncode == 2
+    assert process.stderr == f"{tmp_path / 'file'} cannot be used as a folder: File exists.\n"
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new"

@@ -18,6 +18,7 @@ import cvxpy as cp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnxruntime
 import pytest
 
 import stagecert as sc
@@ -94,6 +95,29 @@ def test_example_wedge_control(capsys):
     assert_solved(solution, truth)
     assert np.abs(solution.blocks[0][:, 1]).max() <= 2
     assert "No violation" in capsys.readouterr().out
+
+
+def test_example_transformer_digits(capsys):
+    example = load("transformer_digits")
+    _, images, labels, verdicts = example["main"]()
+    text = capsys.readouterr().out
+    assert text.count("unsat") == len(images)
+    assert text in (ROOT / "docs" / "transformers.md").read_text()
+    # Margins of random images and corners, by another program, are above what is proven.
+    content = (ROOT / "src" / "stagecert" / "digits" / "transformer.onnx").read_bytes()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    draw = np.random.default_rng(0)
+    for image, label, verdict in zip(images, labels, verdicts, strict=True):
+        assert verdict.checked
+        lead = min(case.proven for case in verdict.cases)
+        assert lead > 0
+        for move in (
+            *draw.uniform(-1, 1, (20, *image.shape)),
+            *draw.choice([-1, 1], (20, *image.shape)),
+        ):
+            moved = np.clip(image + example["RADIUS"] * move, 0, 1).astype(np.float32)
+            (logits,) = session.run(None, {"image": moved[None]})
+            assert logits[0, label] - np.delete(logits[0], label).max() >= lead - 1e-4
 
 
 def test_example_control_battery(capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from stagecert import machine
 from stagecert.charts import Axis, Curve, chart
-from stagecert.html import Page
+from stagecert.html import Link, Page
 from stagecert.pictures import png
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -169,3 +169,17 @@ def test_ticks_are_numbers_written_out():
     # One point, and none that can be drawn.
     assert "1" in ticks(chart([Curve("a", [1.0], [1])], across, Axis("n", whole=True)))
     assert ticks(chart([Curve("a", [], [])], Axis("x"), Axis("n")))
+
+
+def test_short_texts_stay_on_one_line_and_long_ones_do_not():
+    page = Page("t")
+    page.table(["name", "note"], [["image 7", "a sentence about what went wrong here, and why"]])
+    assert "<td class='short'>image 7</td><td>a sentence" in str(page)
+
+
+def test_links():
+    page = Page("t")
+    page.table(["report"], [[Link("a<b", "it's/report.html")]])
+    read = Reader(str(page))
+    assert read.cells == ["a<b"]
+    assert read.references == ["it's/report.html"]

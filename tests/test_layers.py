@@ -35,11 +35,20 @@ LAYERS = [
                    "curvature batch assumptions lanes searching guiding solving plotting",
                    "basics",
                    "equinox flint jax matplotlib numpy rich scipy"),
-    ("networks",   "networks",
-                   "basics core checker",
-                   "equinox flint jax numpy onnx onnxscript rich torch"),
+    ("activations", "networks.activations",
+                   "basics core",
+                   "equinox jax numpy"),
+    ("networks",   "networks.graph networks.operations networks.regions",
+                   "activations basics core",
+                   "equinox jax numpy"),
+    ("importers",  "networks.importers",
+                   "activations basics core networks",
+                   "flint jax numpy onnx onnxscript torch"),
+    ("bounding",   "networks.bounding",
+                   "activations basics checker core networks",
+                   "equinox jax jaxtyping numpy rich"),
     ("interop",    "interop",
-                   "basics core networks",
+                   "activations basics bounding core networks",
                    "cvxpy equinox jax numpy scipy"),
     ("answers",    "applications.answer",
                    "core",
@@ -61,13 +70,13 @@ LAYERS = [
                    "basics",
                    "jax numpy pyarrow ray"),
     ("verify",     "verify",
-                   "basics core networks reader checker sweeps",
+                   "basics bounding core networks reader checker sweeps",
                    "equinox jax numpy onnx onnxruntime scipy"),
     ("robust",     "robust",
-                   "basics networks reader checker sweeps verify",
-                   "numpy onnx"),
+                   "basics bounding networks reader checker sweeps verify",
+                   "numpy"),
     ("cli",        "cli __main__",
-                   "basics core networks checker sweeps verify robust",
+                   "basics core importers checker sweeps verify robust",
                    "jax numpy rich typer"),
 ]  # fmt: skip
 
@@ -77,7 +86,7 @@ ELSEWHERE = {part: packages.split() for part, _, _, packages in LAYERS}
 
 
 def name_of(path: Path) -> str:
-    """Of a module: stagecert.networks.bounds, say."""
+    """Of a module: stagecert.networks.bounding.bounds, say."""
     name = ".".join(path.relative_to(SOURCES).with_suffix("").parts)
     return name.removesuffix(".__init__")
 
@@ -85,7 +94,7 @@ def name_of(path: Path) -> str:
 FILES = {name_of(path): path for path in sorted(SOURCES.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 # The package's own modules hand names on; whoever imports from those imports what they hand on.
-HANDING_ON = {"stagecert", "stagecert.applications"}
+HANDING_ON = {"stagecert", "stagecert.applications", "stagecert.networks"}
 
 
 def below(name: str, modules) -> bool:
@@ -107,17 +116,17 @@ def part_of(name: str) -> str | None:
     return found[max(found, key=len)]
 
 
-def handed_on() -> dict[str, str]:
-    """Where the names of `stagecert` come from, by the imports that type checkers see."""
+def handed_on(package: str) -> dict[str, str]:
+    """Where the names of a package come from, by the imports that type checkers see."""
     return {
-        alias.name: str(node.module)
-        for node in ast.walk(TREES["stagecert"])
+        alias.asname or alias.name: str(node.module)
+        for node in ast.walk(TREES[package])
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stagecert.")
         for alias in node.names
     }
 
 
-HOMES = handed_on()
+HOMES = {package: handed_on(package) for package in HANDING_ON}
 
 
 @functools.cache
@@ -129,11 +138,14 @@ def imports_of(name: str) -> set[str]:
             assert node.level == 0, f"{name} has a relative import"
             assert node.module
             for alias in node.names:
-                found.add(resolved(node.module, alias.name))
+                whole = f"{node.module}.{alias.name}"
+                if whole in HANDING_ON:  # what counts is what is taken from it
+                    found |= taken_from(alias.asname or alias.name, whole, TREES[name])
+                else:
+                    found.add(resolved(node.module, alias.name))
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name in HANDING_ON:
-                    # `import stagecert as sc`: what counts is what is taken from it.
                     found |= taken_from(alias.asname or alias.name, alias.name, TREES[name])
                 else:
                     found.add(alias.name)
@@ -153,8 +165,8 @@ def taken_from(called: str, module: str, tree) -> set[str]:
 
 
 def resolved(module: str, name: str) -> str:
-    if module == "stagecert" and name in HOMES:
-        return HOMES[name]
+    if name in HOMES.get(module, {}):
+        return HOMES[module][name]
     return f"{module}.{name}" if f"{module}.{name}" in FILES else module
 
 
@@ -165,7 +177,7 @@ def test_part_imports_only_what_it_may(part):
         if part_of(name) != part:
             continue
         for module in imports_of(name):
-            if module == "stagecert":  # __version__, say
+            if module in HANDING_ON:  # what is defined there itself: __version__, say
                 continue
             if not is_ours(module):
                 if module not in ELSEWHERE[part]:

@@ -85,15 +85,16 @@ def masses(count: int = 20, horizon: int = 500, seed: int = 0, dt: float = 0.1) 
 # -- ours and the peers ---------------------------------------------------------------------------
 
 
-def ours_box(data: dict, rtol: float = RTOL):
+def ours_box(data: dict, rtol: float = RTOL, limit: float | None = None):
+    limits = {} if limit is None else {"state_lower": -limit, "state_upper": limit}
     problem = control.LinearQuadratic(
         data["A"], data["B"], data["Q"], data["R"], data["initial"],
-        reference=data["reference"], lower=-1.0, upper=1.0,
+        reference=data["reference"], lower=-1.0, upper=1.0, **limits,
     )  # fmt: skip
     return control.solve(problem, atol=0.0, rtol=rtol)
 
 
-def sparse_problem(data: dict):
+def sparse_problem(data: dict, limit: float = np.inf):
     """(P, c, A, b, l, u, constant) of the box problem, variables u_0, x_1, u_1, x_2, ..."""
     n, m = data["B"].shape
     T, width = data["horizon"], n + m
@@ -105,7 +106,7 @@ def sparse_problem(data: dict):
     b = np.zeros(T * n)
     b[:n] = data["A"] @ data["initial"]
     P = sp.diags(np.tile(np.concatenate([data["R"], data["Q"]]), T), format="csc")
-    slope, low = np.zeros((T, width)), np.full((T, width), -np.inf)
+    slope, low = np.zeros((T, width)), np.full((T, width), -limit)
     slope[:, m:] = -data["Q"] * data["reference"]
     low[:, :m] = -1.0
     constant = 0.5 * float(np.sum(data["Q"] * data["reference"] ** 2))
@@ -234,6 +235,25 @@ def run_box() -> list[dict]:
     return found
 
 
+def run_limited() -> list[dict]:
+    """Boxes of inputs and limits on all states, which one or two states in a hundred would pass."""
+    found = []
+    for size, limit in (("10,000", 0.4), ("70,000", 0.17)):
+        for seed in (0, 1):
+            data = plant(*SHAPES[size], seed=seed)
+            data["initial"] = np.clip(data["initial"], -0.5 * limit, 0.5 * limit)
+            problem = sparse_problem(data, limit)
+            methods = {
+                "stagecert": lambda data=data, limit=limit: ours_box(data, RTOL, limit),
+                "PIQP multistage": lambda problem=problem: by_piqp(problem),
+            }
+            if size != "70,000":  # where Clarabel takes minutes
+                methods["Clarabel"] = lambda problem=problem: by_clarabel(problem)
+            about = dict(instance=f"limited states, {size}", seed=seed)
+            found += _compared(methods, about)
+    return found
+
+
 def run_wedge() -> list[dict]:
     """Wedges; the solvers of each shape are compiled before."""
     found = []
@@ -315,7 +335,10 @@ def run_scan() -> list[dict]:
     return found
 
 
-PARTS = {"box": run_box, "wedge": run_wedge, "receding": run_receding, "scan": run_scan}
+PARTS = {
+    "box": run_box, "limited": run_limited, "wedge": run_wedge, "receding": run_receding,
+    "scan": run_scan,
+}  # fmt: skip
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -368,6 +391,10 @@ def _scan_table() -> str:
 
 TABLES = {
     "box": ("Linear-quadratic, inputs in a box", lambda: _beside("box", "PIQP multistage")),
+    "limited": (
+        "Linear-quadratic, inputs in a box, states within limits",
+        lambda: _beside("limited", "PIQP multistage"),
+    ),
     "wedge": ("Dynamics in a wedge", lambda: _beside("wedge", "CVXPY and Clarabel")),
     "receding": ("Receding horizon: 5 masses, 100 steps ahead", _receding_table),
     "scan": ("A wedge with 50 states: compiling and memory", _scan_table),

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from benchmarks.applications import records
-from stagecert.applications.mdp import MDP, Budget, Mixture, from_gymnasium, solve
+from stagecert.applications.mdp import MDP, Budget, Mixture, Resource, from_gymnasium, solve
 
 PACKAGES = ("numpy", "scipy", "highspy", "jax", "numba", "gymnasium")
 TOLERANCE = 1e-4
@@ -49,8 +49,18 @@ def random_instance(name: str, kind: str, seed: int = 0):
 # -- peers ----------------------------------------------------------------------------------------
 
 
-def linear_programme(matrices, horizon, rewards, initial=None):
-    """Minimise c x subject to low <= A x <= high and bounds: values of all steps, then weights."""
+def uses_of(name: str):
+    """Three resources with random uses between 0 and 1, of which 0.35 a step may be used."""
+    states, actions, horizon, _ = SIZES[name]
+    rng = np.random.default_rng(1)
+    return [Resource(use, 0.35 * horizon) for use in rng.uniform(size=(3, states, actions))]
+
+
+def linear_programme(matrices, horizon, rewards, initial=None, resources=()):
+    """Minimise c x subject to low <= A x <= high and bounds.
+
+    Variables are values of all steps, then weights, then prices of resources.
+    """
     states, actions = matrices[0].shape[0], len(matrices)
     moves = sp.vstack(matrices, format="csr")
     here = sp.vstack([sp.identity(states)] * actions, format="csr")
@@ -78,10 +88,18 @@ def linear_programme(matrices, horizon, rewards, initial=None):
     cost = np.zeros(matrix.shape[1])
     cost[:states] = np.eye(states)[0] if initial is None else initial
     free = np.full(horizon * states, np.inf)
+    if resources:
+        uses = np.stack([np.asarray(r.use).T.ravel() for r in resources])
+        paid = sp.vstack([sp.csr_array(np.tile(uses.T, (horizon, 1))),
+                          sp.csr_array((1, len(uses)))])  # fmt: skip
+        matrix = sp.hstack([matrix, paid], format="csc")
+        cost = np.append(cost, [r.budget for r in resources])
+    prices = np.zeros(len(resources))
     return dict(
         cost=cost, matrix=matrix,
         low=np.append(low, total[0]), high=np.append(np.full(rows, np.inf), total[1]),
-        lower=np.append(-free, np.zeros(weights)), upper=np.append(free, np.ones(weights)),
+        lower=np.concatenate([-free, np.zeros(weights), prices]),
+        upper=np.concatenate([free, np.ones(weights), prices + np.inf]),
     )  # fmt: skip
 
 
@@ -163,10 +181,10 @@ def double_oracle(matrices, horizon, rewards) -> dict:
             return dict(cpu=cpu, value=value, bound=float(found.fun), iterations=len(earned))
 
 
-def ours(matrices, horizon, rewards) -> dict:
+def ours(matrices, horizon, rewards, resources=()) -> dict:
     """From the matrices on, checks included."""
     begin = time.process_time()
-    found = solve(MDP(matrices, horizon), rewards, rtol=TOLERANCE, atol=0)
+    found = solve(MDP(matrices, horizon), rewards, resources=resources, rtol=TOLERANCE, atol=0)
     return dict(
         cpu=time.process_time() - begin, value=found.value, bound=found.bound,
         relative_gap=found.gap / abs(found.bound), iterations=found.iterations,
@@ -205,11 +223,16 @@ def run_sets(kind: str, methods, sizes=tuple(SIZES)) -> list[dict]:
     """Every method on every size."""
     found = []
     for name in sizes:
-        matrices, horizon, rewards = random_instance(name, kind)
-        programme = linear_programme(matrices, horizon, rewards)
-        given = (matrices, horizon, rewards)
+        matrices, horizon, rewards = random_instance(
+            name, "budget" if kind == "budget" else "mixture"
+        )
+        resources = uses_of(name) if kind == "resources" else ()
+        if resources:  # with one reward, which is known
+            rewards = Mixture(rewards.scenarios[:1])
+        programme = linear_programme(matrices, horizon, rewards, resources=resources)
+        given = (matrices, horizon, rewards, resources)
         for method in methods:
-            call = {"ours": (ours, given), "double oracle": (double_oracle, given)}.get(
+            call = {"ours": (ours, given), "double oracle": (double_oracle, given[:3])}.get(
                 method, (by_highs, (programme, method))
             )
             limit = 10 * LIMIT if method == "ours" else LIMIT
@@ -394,6 +417,7 @@ PARTS = {
     "seeds": run_seeds,
     "mixture": lambda: run_sets("mixture", ("double oracle", "ours")),
     "budget": lambda: run_sets("budget", (*PROGRAMMES, "ours")),
+    "resources": lambda: run_sets("resources", ("simplex", "ipm", "ours")),
     # Not at the largest size, so that the command does not take longer still.
     "programmes": lambda: run_sets("mixture", PROGRAMMES, ("small", "medium")),
 }
@@ -466,6 +490,7 @@ TABLES = {
     "programmes": ("Linear programmes of mixtures", lambda: _sets_table("mixture", "programmes")),
     "mixture": ("Mixtures of scenarios, 1e-4", lambda: _sets_table("mixture")),
     "budget": ("Budgets, 1e-4", lambda: _sets_table("budget")),
+    "resources": ("Budgets of three resources, 1e-4", lambda: _sets_table("resources")),
     "seeds": ("Other seeds, 1e-4", _seeds_table),
     "environments": ("Environments of Gymnasium, 1e-6", _environments_table),
     "loops": ("A soft backup and its visits", _loops_table),

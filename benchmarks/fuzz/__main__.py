@@ -3,6 +3,7 @@
 python -m benchmarks.fuzz onnx --count N --seed S     mutated models
 python -m benchmarks.fuzz vnnlib --count N --seed S   mutated properties
 python -m benchmarks.fuzz graphs --count N --seed S   written models, against exact evaluation
+python -m benchmarks.fuzz points --count N --seed S   bounds against points and corners of boxes
 python -m benchmarks.fuzz mutants                     whether faults in stagecert would be found
 
 The exit status is 0 if there are no failures. A run of graphs that was ended goes on where it was.
@@ -16,7 +17,7 @@ from pathlib import Path
 from benchmarks.fuzz.runner import TRIES, run
 
 RESULTS = Path(__file__).parents[1] / "results" / "fuzz"
-_COUNTS = {"graphs": 10_000, "mutants": 400}
+_COUNTS = {"graphs": 10_000, "mutants": 400, "points": 12_000}
 
 
 def main() -> None:
@@ -40,6 +41,12 @@ def main() -> None:
         from benchmarks.fuzz import mutant_run
 
         record = mutant_run.main(count, options.seed, options.jobs, options.out)
+    elif options.kind == "points":
+        from benchmarks.fuzz import points
+
+        record = points.run(count, options.seed)
+        path = options.out / f"points_seed{options.seed}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
     else:
         record = run(options.kind, count, options.seed, options.jobs)
         options.out.mkdir(parents=True, exist_ok=True)

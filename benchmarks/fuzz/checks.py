@@ -31,7 +31,7 @@ from benchmarks.fuzz.graphs import Graph
 from benchmarks.fuzz.runtime import Runtime
 from stagecert import networks
 from stagecert.errors import Disagreement, ProblemError
-from stagecert.networks.bounds import Method
+from stagecert.networks.bounding.bounds import Method
 from stagecert.verify import certificates, verify
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import NotCovered, OutOfTime, Rejected, certify

@@ -509,4 +509,4 @@ def _steps(call: Call):
 
 
 # Those register their operators as well.
-from benchmarks.fuzz import exact_composed, exact_shapes  # noqa: E402, F401
+from benchmarks.fuzz import exact_composed, exact_shapes, exact_unrolled  # noqa: E402, F401

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from flint import fmpq
 
+from benchmarks.fuzz import exact_unrolled
 from benchmarks.fuzz.exact import COMPUTES, CURVES, Call, Vague, computes, each, number
 
 
@@ -82,6 +83,9 @@ def _norm(call: Call):
 @computes("Upsample", "Resize")
 def _resized(call: Call):
     x = call.items[0]
+    if call.get("mode") == b"linear":
+        way = call.get("coordinate_transformation_mode").decode()
+        return exact_unrolled.interpolated(x, call.integers("sizes", 3) or [], way)
     scales = call.get("scales")
     if scales is None:
         newer = call.operator == "Resize" and call.opset >= 11

@@ -14,8 +14,10 @@ from unittest import mock
 
 import numpy as np
 
-from stagecert.networks import enclosures, onnx, onnx_arithmetic
-from stagecert.networks.onnx_nodes import CONVERTERS
+from stagecert.networks.importers import enclosures
+from stagecert.networks.importers.onnx import arithmetic
+from stagecert.networks.importers.onnx import model as onnx_importer
+from stagecert.networks.importers.onnx.nodes import CONVERTERS
 from stagecert_check import bounds, checker, functions, linear, numbers
 from stagecert_check import graph as rigor_graph
 from stagecert_check.graph import HANDLERS
@@ -343,11 +345,11 @@ def _patched(target: Any, name: str, fault: Callable) -> Callable[[], Any]:
 def _common() -> list[Mutant]:
     importer = [
         ("float64 weights are stored in float32", ("MatMul", "Mul", "Add"),
-         _patched(onnx, "stored", _rounded_store)),
+         _patched(onnx_importer, "stored", _rounded_store)),
         ("sums of constants are rounded", ("cancelling_sum", "Sum"),
          _patched(enclosures, "add", _rounded_sum)),
         ("hard_swish is recognised with a tolerance", ("hard_swish",),
-         _patched(onnx_arithmetic, "_gate", _tolerant_gate)),
+         _patched(arithmetic, "_gate", _tolerant_gate)),
     ]  # fmt: skip
     in_checker = [
         ("entries are moved by one place", ("Transpose", "Gather", "Concat", "Pad"),

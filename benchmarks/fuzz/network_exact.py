@@ -16,7 +16,7 @@ from benchmarks.fuzz import exact
 from benchmarks.fuzz.exact import PRECISION, number, numbers
 from stagecert.networks import Network
 from stagecert.networks import operations as op
-from stagecert.networks.smooth import TANH_CUBES
+from stagecert.networks.activations.smooth import TANH_CUBES
 
 
 def outputs(network: Network, inputs: Sequence[np.ndarray]) -> np.ndarray:

@@ -39,7 +39,7 @@ def try_onnx(data: bytes, rng: random.Random, folder: Path) -> None:
     import numpy as np
 
     from stagecert import networks
-    from stagecert.networks.onnx import describe
+    from stagecert.networks.importers.onnx.model import describe
 
     path = folder / "model.onnx"
     path.write_bytes(data)

@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.data import DATA, ROOT
 from stagecert import machine
-from stagecert.networks.envelope import ROOM, Envelope
-from stagecert.networks.envelope_search import search
+from stagecert.networks.bounding.envelope import ROOM, Envelope
+from stagecert.networks.bounding.envelope_search import search
 from stagecert.verify.instances import spread
 from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import Group, groups_of

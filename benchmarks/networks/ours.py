@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.networks.peers.common import load_problems
 from stagecert import networks
-from stagecert.networks.bounds import boxes_at_once
-from stagecert.networks.relaxation import split
+from stagecert.networks.bounding.bounds import boxes_at_once
+from stagecert.networks.bounding.relaxation import split
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 STEPS = (1, 2, 3, 4, 6, 9, 14, 20)

@@ -29,9 +29,9 @@ from benchmarks.networks.peers.common import load_problems
 from stagecert import machine, networks
 from stagecert.errors import ProblemError
 from stagecert.files import write_whole
-from stagecert.networks import bounds, opening
+from stagecert.networks.bounding import bounds, opening
+from stagecert.networks.bounding.relaxation import split
 from stagecert.networks.operations import Linear
-from stagecert.networks.relaxation import split
 
 EPS = 8 / 255
 GAP = 1e-2

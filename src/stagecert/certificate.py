@@ -16,12 +16,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from stagecert import pieces, tree
 from stagecert.errors import ProblemError
 from stagecert.evidence import Assumptions
 from stagecert.files import write_whole
-from stagecert.formula import Anchor, lower_bound, minimum_of_linearisation
+from stagecert.formula import Anchor, Linearisation, lower_bound, minimum_of_linearisation
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import (
     ForwardPass,
@@ -53,9 +54,9 @@ class Evaluation(eqx.Module):
     done: ForwardPass
     consistent: Sweep
     ordinary: Sweep | None
-    fixed: tuple | None
+    fixed: tuple[Float[Array, "*block"], ...] | None
     minimiser: Any
-    bound: Any
+    bound: Float[Array, ""]
     crossing: "Crossing"
     feasible: Any
 
@@ -103,9 +104,9 @@ class Proposal(eqx.Module):
 class Crossing(eqx.Module):
     """The worst place where a lower bound exceeds its upper bound; amount 0 if nowhere."""
 
-    amount: Any
-    stage: Any
-    entry: Any
+    amount: Float[Array, ""]
+    stage: Int[Array, ""]
+    entry: Int[Array, ""]
 
 
 def standing(problem: Problem, done: ForwardPass, eps=None) -> tuple[Crossing, Any]:
@@ -177,16 +178,8 @@ def evaluate(
     fixed = None if fix is None else sweeps[-1].shares
     anchor = Anchor(point.inputs, done.blocks)
     value = lagrangian_value(done, consistent.multipliers)
-    parts = minimum_of_linearisation(
-        problem,
-        anchor,
-        value,
-        jnp.abs(value),
-        consistent.inputs,
-        None,
-        consistent.slack,
-        consistent.multipliers,
-    )
+    line = Linearisation(value, jnp.abs(value), consistent.inputs, None, consistent.slack)
+    parts = minimum_of_linearisation(problem, anchor, line, consistent.multipliers)
     bound = jnp.where(jnp.isnan(parts.computed), -jnp.inf, parts.computed)
     minimiser = parts.minimiser
     return Evaluation(

@@ -25,7 +25,7 @@ JENSEN = {
     "upper not concave": "the upper bound is not concave",
     "objective not convex": "it is not convex",
     "constraint not convex": "it is not convex",
-    "curvature overstated": "the declared curvature is overstated",
+    "curvature overstated": "it is not convex, or less curved than was declared",
     "initial or feed not affine": "initial or feed is not affine",
 }
 

@@ -16,7 +16,10 @@ from stagecert.errors import ProblemError
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write to that takes its place at the end, if there was no error."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    except OSError as error:  # which names the file of a moment, not the one that was asked for
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

@@ -11,7 +11,7 @@ there is no feasible point.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -115,30 +115,36 @@ def lower_bound(
     )(anchor.inputs, anchor.blocks, (one, one))
     if feasibility:  # what it declares is about the objective, which is left out
         problem = replace(problem, objective=Objective(problem.objective.function))
-    return minimum_of_linearisation(
-        problem, anchor, value, size, of_inputs, of_blocks, slack, multipliers, reach
-    )
+    tangent = Linearisation(value, size, of_inputs, of_blocks, slack)
+    return minimum_of_linearisation(problem, anchor, tangent, multipliers, reach)
+
+
+class Linearisation(NamedTuple):
+    """value - slack + slope . (point - anchor), which is nowhere above the Lagrangian.
+
+    Attributes:
+        value: at the anchor.
+        size: the sum of the absolute values that went into it, for the rounding allowance.
+        of_inputs, of_blocks: the slope. None says that it is zero in the blocks by construction.
+        slack: (of the stages, of the objective): how far the lines are below what they support.
+    """
+
+    value: Any
+    size: Any
+    of_inputs: Any
+    of_blocks: tuple | None
+    slack: tuple
 
 
 def minimum_of_linearisation(
-    problem: Problem,
-    anchor: Anchor,
-    value,
-    size,
-    of_inputs,
-    of_blocks,
-    slack,
-    multipliers,
-    reach=(),
+    problem: Problem, anchor: Anchor, line: Linearisation, multipliers, reach=()
 ) -> BoundParts:
-    """min of value - slack + slope . (point - anchor) (+ the objective's declared curvature).
+    """The minimum of a linearisation (with the objective's declared curvature added).
 
-    `of_blocks` None says that the slope in the blocks is zero by construction. `size` is the sum of
-    the absolute values that went into `value`, `reach` the magnitude of each block and its bounds,
-    for the rounding allowance.
+    `reach` is the magnitude of each block and its bounds, for the rounding allowance.
     """
+    value, size, of_inputs, of_blocks, (of_stages, of_objective) = line
     eps = jnp.finfo(value.dtype).eps
-    of_stages, of_objective = slack
     value, size = value - of_stages - of_objective, size + of_stages + of_objective
     # The curvature adds to a tangent of the objective. Slopes that are no subgradient at the anchor
     # (they have slack) make a line that is lower, but need not stay lower with curvature added.
@@ -162,24 +168,24 @@ def minimum_of_linearisation(
         largest = jnp.zeros_like(value)
         for y in multipliers:
             largest = jnp.maximum(largest, jnp.max(jnp.abs(y), initial=0))
-        for i, stage in enumerate(problem.stages):
+        for i in range(len(problem.stages)):
             term, extra = _block_minimum(
-                problem, stage, i, of_blocks[i], anchor.blocks[i], tangent, largest, reach[i]
+                problem, i, of_blocks[i], anchor.blocks[i], tangent, largest, reach[i]
             )
             total, charge = total + term, charge + extra
             size = size + jnp.where(jnp.isfinite(term), jnp.abs(term), 0)
     return BoundParts(total, 4 * eps * size + charge, best)
 
 
-def _block_minimum(problem, stage, index, slope, block, tangent, largest, reach):
+def _block_minimum(problem, index, slope, block, tangent, largest, reach):
     """min of slope . d + curvature/2 d^2 over the block's box, or over everything; and a charge."""
-    curvatures = problem.objective.curvature_blocks
+    box, curvatures = problem.stages[index].box, problem.objective.curvature_blocks
     curvature = jnp.asarray(0.0 if curvatures is None else curvatures[index], block.dtype)
     curvature = jnp.where(tangent, jnp.broadcast_to(curvature, block.shape), 0)
     curved = curvature > 0
     newton = -slope / jnp.where(curved, curvature, 1)
-    if stage.box is not None:
-        lowest, highest = (jnp.broadcast_to(jnp.asarray(b), block.shape) for b in stage.box)
+    if box is not None:
+        lowest, highest = (jnp.broadcast_to(jnp.asarray(b), block.shape) for b in box)
         corner = jnp.where(slope > 0, lowest - block, highest - block)
         # A curved entry is minimised at the Newton step, brought into the box.
         step = jnp.where(curved, jnp.clip(newton, lowest - block, highest - block), corner)

@@ -11,12 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stagecert.files import write_whole
 from stagecert.pictures import png
+
+# Texts of up to so many characters are not broken into lines in a table: on a narrow screen a table
+# scrolls sideways, and is easier to read than one whose every word is on a line of its own.
+_SHORT = 32
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --quiet: #767676; --shade: #8881; }
@@ -31,7 +35,8 @@ caption, figcaption { color: var(--quiet); text-align: left; padding: .2rem 0; }
 th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid var(--line); }
 tbody tr { border-bottom: 1px solid var(--line); }
-.number { text-align: right; white-space: nowrap; }
+.number { text-align: right; }
+.number, .short { white-space: nowrap; }
 figure { margin: 1rem 0; }
 figure svg { max-width: 100%; height: auto; background: white; }
 figure svg.chart { background: none; }
@@ -41,6 +46,7 @@ figure svg.chart { background: none; }
 .headline span { display: block; color: var(--quiet); }
 .pictures { display: inline-flex; gap: .6rem; margin: .8rem 2rem 1rem 0; }
 .pictures figure { margin: 0; }
+.pictures figcaption { font-size: .85rem; white-space: nowrap; }
 .pictures img { width: 7rem; max-width: 100%; image-rendering: pixelated; display: block;
   border: 1px solid var(--line); }
 .sortable th { cursor: pointer; }
@@ -72,6 +78,13 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 """
+
+
+class Link(NamedTuple):
+    """A cell of a table that leads to another file beside the page."""
+
+    text: str
+    address: str
 
 
 class Page:
@@ -221,8 +234,13 @@ def _cell(value: Any) -> str:
     if isinstance(value, Real):
         text = str(value) if isinstance(value, Integral) else f"{float(value):.4g}"
         return f"<td class='number'>{text}</td>"
-    text = "" if value is None else escape(str(value))
-    return f"<td class='number'>{text}</td>" if _NUMBER.fullmatch(text) else f"<td>{text}</td>"
+    if isinstance(value, Link):
+        return f"<td class='short'><a href='{escape(value.address)}'>{escape(value.text)}</a></td>"
+    text = "" if value is None else str(value)
+    if not text or len(text) > _SHORT:
+        return f"<td>{escape(text)}</td>"
+    kind = "number" if _NUMBER.fullmatch(text) else "short"
+    return f"<td class='{kind}'>{escape(text)}</td>"
 
 
 def _svg(figure: Any, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,6 +28,17 @@ class StageTrace(eqx.Module):
 Mix = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
+class Pick(NamedTuple):
+    """How a block is picked between its bounds: by `mix` at some fractions.
+
+    `probe` is added to it: zeros, whose cotangent is the multiplier.
+    """
+
+    mix: Mix
+    fractions: Any
+    probe: Any
+
+
 class AbstractStage(eqx.Module):
     """A block z_i with lower(inputs, earlier blocks) <= z_i <= upper(inputs, earlier blocks)."""
 
@@ -39,14 +50,12 @@ class AbstractStage(eqx.Module):
         self,
         inputs,
         blocks: tuple,
-        fractions,
-        probe,
+        pick: Pick,
         channel,
-        mix: Mix,
         treatment: Treatment | None,
         data,
     ) -> tuple[StageTrace, Any]:
-        """Picks the block by `mix`, adding `probe` (zeros, whose cotangent is the multiplier)."""
+        """Picks the block between its bounds; these, and the channel afterwards."""
 
     @abc.abstractmethod
     def bounds(
@@ -92,10 +101,10 @@ class Stage(AbstractStage):
         high, high_records = evaluate(upper, (inputs, blocks), treatment, of_upper)
         return jnp.asarray(low), jnp.asarray(high), (low_records, high_records)
 
-    def trace(self, inputs, blocks, fractions, probe, channel, mix, treatment, data):
+    def trace(self, inputs, blocks, pick, channel, treatment, data):
         lower, upper, records = self._evaluate(inputs, blocks, treatment, data)
-        block, channel = mix(fractions, lower, upper, channel)
-        return StageTrace(block + probe, lower, upper, records), channel
+        block, channel = pick.mix(pick.fractions, lower, upper, channel)
+        return StageTrace(block + pick.probe, lower, upper, records), channel
 
     def bounds(self, inputs, blocks, block, treatment=None, data=None):
         return self._evaluate(inputs, blocks, treatment, data)
@@ -146,7 +155,7 @@ class ScanStage(AbstractStage):
         high, high_records = evaluate(upper, (feed, previous), treatment, of_upper)
         return jnp.asarray(low), jnp.asarray(high), (low_records, high_records)
 
-    def trace(self, inputs, blocks, fractions, probe, channel, mix, treatment, data):
+    def trace(self, inputs, blocks, pick, channel, treatment, data):
         initial, feed = self._start(inputs, blocks)
         arrays, static = eqx.partition(self.params, eqx.is_array)
 
@@ -155,12 +164,12 @@ class ScanStage(AbstractStage):
             params, feed_t, fractions_t, probe_t, data_t = slices
             params = eqx.combine(params, static)
             lower, upper, records = self._step(params, feed_t, previous, treatment, data_t)
-            block, channel = mix(fractions_t, lower, upper, channel)
+            block, channel = pick.mix(fractions_t, lower, upper, channel)
             block = block + probe_t
             return (block, channel), StageTrace(block, lower, upper, records)
 
-        carry = (initial.astype(fractions.dtype), channel)
-        slices = (arrays, feed, fractions, probe, data)
+        carry = (initial.astype(pick.fractions.dtype), channel)
+        slices = (arrays, feed, pick.fractions, pick.probe, data)
         (_, channel), trace = jax.lax.scan(step, carry, slices, length=self.length)
         return trace, channel
 

@@ -22,9 +22,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from stagecert.pieces import Treatment
-from stagecert.problem import Problem
+from stagecert.problem import Pick, Problem
 from stagecert.sides import SideRule, Sides, without
 
 
@@ -46,11 +47,11 @@ class ForwardPass(eqx.Module):
     their values, `held` the multipliers that the rule gave them.
     """
 
-    value: Any
-    total: Any
-    blocks: tuple
-    lower: tuple
-    upper: tuple
+    value: Float[Array, ""]
+    total: Float[Array, ""]
+    blocks: tuple[Float[Array, "*block"], ...]
+    lower: tuple[Float[Array, "*block"], ...]
+    upper: tuple[Float[Array, "*block"], ...]
     records: Any
     sides: Sides
     held: Sides
@@ -72,15 +73,20 @@ class Sweep(eqx.Module):
         stages, and those of the objective.
     """
 
-    multipliers: tuple
-    shares: tuple
+    multipliers: tuple[Float[Array, "*block"], ...]
+    shares: tuple[Float[Array, "*block"], ...]
     inputs: Any
-    moved: Any
-    slack: tuple
+    moved: Float[Array, ""]
+    slack: tuple[Float[Array, ""], Float[Array, ""]]
 
 
 @jax.custom_vjp
-def mix(fractions, lower, upper, channel):
+def mix(
+    fractions: Float[Array, "*block"],
+    lower: Float[Array, "*block"],
+    upper: Float[Array, "*block"],
+    channel: Any,
+) -> tuple[Float[Array, "*block"], Any]:
     """(1 - fractions) lower + fractions upper; the channel passes through.
 
     The channel is a dummy vector whose *cotangent* (omega, corrected, q) runs backwards through
@@ -141,10 +147,8 @@ def _run(problem, point, probes, channel, treatments, data, rule) -> tuple[Forwa
         trace, channel = stage.trace(
             inputs,
             tuple(t.block for t in traces),
-            fractions[index],
-            probes[index],
+            Pick(mix, fractions[index], probes[index]),
             channel,
-            mix,
             of_stages,
             None if data is None else data[0][index],
         )

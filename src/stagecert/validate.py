@@ -81,11 +81,11 @@ def _call(function, arguments, where: str):
     except Exception as error:
         summary = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ProblemError(
-            f"{where} failed on inputs of the right shapes: {summary}{_advice(error)}"
+            f"{where} failed on inputs of the right shapes: {summary}{advice(error)}"
         ) from error
 
 
-def _advice(error: Exception) -> str:
+def advice(error: Exception) -> str:
     """What to do about functions that ask for numbers where JAX traces them."""
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return "\nNumPy's functions need numbers: use those of jax.numpy, jnp.exp for np.exp."

@@ -42,6 +42,7 @@ class Facts:
         totals: the largest absolute values of a value's entries, added up.
         boxes, lines: of every activation, by node: the interval of its argument as float64, and
             the default lines on it.
+        empty: which boxes are known to have no points; nothing else is said of these.
     """
 
     def __init__(self, arithmetic: Arithmetic, program: Program, low, high):
@@ -53,6 +54,7 @@ class Facts:
         self.boxes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.lines: dict[int, Lines] = {}
         self.inputs = low, high
+        self.empty = np.zeros(len(low), bool)
         self._magnitudes: dict[int, Any] = {}
         self._used = 0
 
@@ -215,10 +217,10 @@ class Facts:
         flat[of, entry] = sign * best
         self._magnitudes.pop(index, None)
 
-    def meet(self, index: int, whole: "Facts") -> None:
-        """Makes intervals tighter by those of one box that contains all."""
-        self.low[index] = np.maximum(self.low[index], whole.low[index])
-        self.high[index] = np.minimum(self.high[index], whole.high[index])
+    def meet(self, index: int, low, high) -> None:
+        """Makes intervals tighter by others that hold too."""
+        self.low[index] = np.maximum(self.low[index], low)
+        self.high[index] = np.minimum(self.high[index], high)
         self._magnitudes.pop(index, None)
 
     def _activation(self, function: Activation, index: int, argument: int):

@@ -1,19 +1,24 @@
 """Trees that split neurons: leaves in batches, which share the facts of their boxes."""
 
-from collections.abc import Iterator
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from stagecert_check.bounds import Facts
-from stagecert_check.certificate import SLOPES, Leaf
+from stagecert_check.certificate import SLOPES, Leaf, Rows
 from stagecert_check.functions import Refused
 from stagecert_check.leaves import Clipped, pushes, splits_of
+from stagecert_check.narrowing import WORTH, Narrow, narrowed, refined
 from stagecert_check.numbers import LARGEST
 from stagecert_check.objectives import Objectives
 from stagecert_check.properties import Property
 from stagecert_check.slopes import Given
-from stagecert_check.tree import Task, boxes_of
+from stagecert_check.tree import Path, Station, Task, boxes_of
+
+_MOST_STATIONS = 256  # whose facts are kept
 
 Stacks = dict[int, tuple[np.ndarray | None, ...]]
 
@@ -24,15 +29,16 @@ class Branching:
     def __init__(self, given: Given, wanted: Property, objectives: Objectives, *at_once: int):
         self._given, self._wanted, self._objectives = given, wanted, objectives
         self._program, self._real = objectives.program, objectives.real
-        self._boxes_at_once, self._leaves_at_once = at_once
+        self._boxes_at_once, self._leaf_numbers = at_once
         self._stacks: tuple[Any, Leaf | None, Stacks] = None, None, {}  # those read last
-        self._latest: tuple[Any, Facts | None] = None, None  # facts of boxes, and which
+        self._latest: tuple[Any, Narrow | None] = None, None  # facts of boxes, and which
+        self._stations: OrderedDict[tuple, Narrow] = OrderedDict()
 
     def own(self, certificate, task: Task) -> tuple[bytes, ...]:
         """What the bound on a leaf depends on besides its box, its multipliers and `leaf.boxes`."""
         path, stacks = task.path, self._read(certificate, task.leaf)
         assert path is not None
-        found = [x.tobytes() for x in (path.neurons, path.cuts, path.sides, path.forces)]
+        found = path_of(path)
         for index, pair in stacks.items():
             for side, x in enumerate(pair):
                 if x is not None:
@@ -43,13 +49,14 @@ class Branching:
     def bounds(self, certificate, tasks: list[Task], digests: dict[Any, bytes]) -> Iterator:
         """(some leaves, their lower bounds); infinite where there are no points at all.
 
-        `digests` say by `leaf` what its boxes are.
+        `digests` say by `leaf`, and by station, what its boxes are.
         """
         kinds: dict[tuple[int, Any], list[Task]] = {}
         for task in tasks:
             kinds.setdefault((task.case, task.leaf), []).append(task)
         for (number, leaf), same in kinds.items():
-            whole = self._whole(certificate, number, leaf, digests[leaf])
+            wanted = any(task.station is not None for task in same)
+            whole = self._whole(certificate, number, leaf, digests[leaf], wanted)
             boxes: dict[bytes, list[Task]] = {}
             for task, box in boxes_of(same):
                 boxes.setdefault(box, []).append(task)
@@ -57,14 +64,22 @@ class Branching:
             for begin in range(0, len(every), self._boxes_at_once):
                 batch = every[begin : begin + self._boxes_at_once]
                 facts = self._facts(batch, whole, digests[leaf])
-                leaves = [(task, box) for box, tasks in enumerate(batch) for task in tasks]
-                for first in range(0, len(leaves), self._leaves_at_once):
-                    some = leaves[first : first + self._leaves_at_once]
-                    now = [task for task, _ in some]
-                    yield (
-                        now,
-                        self._together(certificate, facts, np.array([b for _, b in some]), now),
-                    )
+                stations: dict[Station | None, list[tuple[Task, int]]] = {}
+                for box, some in enumerate(batch):
+                    for task in some:
+                        stations.setdefault(task.station, []).append((task, box))
+                for station, leaves in stations.items():
+                    base = facts
+                    if station is not None:
+                        assert whole is not None
+                        base = self._station(certificate, digests, (leaf, whole), station)
+                    numbers = sum(math.prod(node.shape) for node in base.facts.program.nodes)
+                    at_once = max(self._leaf_numbers // numbers, 1)
+                    for first in range(0, len(leaves), at_once):
+                        some = leaves[first : first + at_once]
+                        now, of = [task for task, _ in some], np.array([box for _, box in some])
+                        of = of if station is None else np.zeros(len(some), int)
+                        yield now, self._together(certificate, base, of, now)
 
     def _read(self, certificate, leaf: Leaf | None) -> Stacks:
         """The slopes of all leaves, as they are stored: by activation, below and above."""
@@ -88,54 +103,99 @@ class Branching:
         self._stacks = certificate, leaf, found
         return found
 
-    def _whole(self, certificate, number: int, leaf: Leaf, digest: bytes) -> Facts | None:
-        """The facts of a case's box, if the tree says how to make them tighter."""
-        if not any(leaf.boxes):
-            return None
+    def _whole(
+        self, certificate, number: int, leaf: Leaf, digest: bytes, wanted: bool
+    ) -> Narrow | None:
+        """The facts of a case's box, if the tree says how to make them tighter, or if wanted."""
         inputs = self._wanted.cases[number].inputs
         low, high = (np.array([x], float) for x in (inputs.lower64, inputs.upper64))
-        return self._kept(
-            (digest, low.tobytes(), high.tobytes()),
-            lambda: Facts(self._real, self._program, low, high).derive(
-                lambda *of: self._given.tighten(certificate, leaf, *of)
-            ),
-        )
+        if not any(leaf.boxes) and not wanted:
+            return None
 
-    def _facts(self, batch: list[list[Task]], whole: Facts | None, digest: bytes) -> Facts:
+        def make() -> Narrow:
+            plain = self.plain(low, high)
+            return self.refined(certificate, plain, leaf.boxes) if any(leaf.boxes) else plain
+
+        return self._kept((digest, low.tobytes(), high.tobytes()), make)
+
+    def refined(
+        self, certificate, narrow: Narrow, boxes: tuple[Rows | None, ...], path: Path | None = None
+    ) -> Narrow:
+        """Facts of one box, or of its part at the end of a path, with given passes."""
+
+        def tighter(known: Narrow, facts: Facts, index: int, argument: int) -> None:
+            given = boxes[self._given.activations.index(index)]
+            if given is not None:
+                self._given.passes(certificate, given, facts, (index, argument), known, path)
+
+        return refined(narrow, self._given.sizes, path, tighter)
+
+    def _station(self, certificate, digests, given: tuple[Leaf, Narrow], station: Station):
+        """The facts at a station; some are kept, since trees of several cases share them."""
+        leaf, whole = given
+        ends = (x.tobytes() for x in whole.facts.inputs)
+        key = digests[leaf], digests[station], *ends
+        if key not in self._stations:
+            if station.above is not None:
+                if not station.above.leads_to(station.path):
+                    raise Refused("a station is not below the one before")
+                whole = self._station(certificate, digests, given, station.above)
+            self._stations[key] = self.refined(certificate, whole, station.boxes, station.path)
+        self._stations.move_to_end(key)
+        while len(self._stations) > _MOST_STATIONS:
+            self._stations.popitem(last=False)
+        return self._stations[key]
+
+    def _facts(self, batch: list[list[Task]], whole: Narrow | None, digest: bytes) -> Narrow:
         """The facts of some boxes; they are parts of the whole one."""
         low = np.stack([same[0].low for same in batch])
         high = np.stack([same[0].high for same in batch])
         if whole is None:
-            return self._kept(
-                (low.tobytes(), high.tobytes()),
-                lambda: Facts(self._real, self._program, low, high).derive(),
-            )
-        if np.array_equal((low, high), whole.inputs):
+            return self._kept((low.tobytes(), high.tobytes()), lambda: self.plain(low, high))
+        if np.array_equal((low, high), whole.facts.inputs):
             return whole
-        return Facts(self._real, self._program, low, high).derive(
-            lambda facts, _, argument: facts.meet(argument, whole)
-        )
+        parts = Facts(self._real, whole.facts.program, low, high)
+        known = whole.facts
+        parts.derive(lambda facts, _, k: facts.meet(k, known.low[k], known.high[k]))
+        return Narrow(parts, whole.kept, lambda: self.plain(low, high, 1.0))
 
-    def _kept(self, key: tuple, make) -> Facts:
+    def plain(self, low: np.ndarray, high: np.ndarray, share: float = WORTH) -> Narrow:
+        """The facts of some boxes, without neurons that are zero if these are a share of all."""
+        return narrowed(Narrow(Facts(self._real, self._program, low, high).derive()), share)
+
+    def _kept(self, key: tuple, make: Callable[[], Narrow]) -> Narrow:
         """Facts that are made once, as long as no others are wanted."""
         if self._latest[0] != key or self._latest[1] is None:
             self._latest = key, make()
         return self._latest[1]  # type: ignore
 
-    def _together(self, certificate, facts: Facts, of: np.ndarray, tasks: list[Task]) -> np.ndarray:
+    def _together(
+        self, certificate, narrow: Narrow, of: np.ndarray, tasks: list[Task]
+    ) -> np.ndarray:
         """The bounds on some leaves, which are on the boxes `of`."""
+        given = splits_of([task.path for task in tasks], self._given.sizes)  # type: ignore
+        narrow, splits = narrow.reaching(given)
         numbers = np.array([task.number for task in tasks])
         slopes = {}
         for index, pair in self._read(certificate, tasks[0].leaf).items():
-            shape = self._given.shape(index, len(tasks))
+            shape = len(tasks), *narrow.facts.boxes[index][0].shape[1:]
             slopes[index] = tuple(
                 None if x is None
-                else np.broadcast_to(x if len(x) == 1 else x[numbers], shape).astype(np.float64)
+                else np.broadcast_to(
+                    narrow.slopes(index, x if len(x) == 1 else x[numbers]), shape
+                ).astype(np.float64)
                 for x in pair
             )  # fmt: skip
-        splits = splits_of([task.path for task in tasks], self._given.sizes)  # type: ignore
-        clipped = Clipped(facts, of, splits, slopes)
-        more = pushes(self._real, self._program, len(tasks), splits)
+        for task in tasks:
+            if task.station is not None and not task.station.leads_to(task.path):  # type: ignore
+                raise Refused("a leaf is not below its station")
+        clipped = Clipped(narrow.facts, of, splits, slopes)
+        more = pushes(self._real, narrow.facts.program, len(tasks), splits)
         rows = np.arange(len(tasks))
         found = self._objectives.bounds(clipped, rows, tasks, {}, more)
         return np.where(clipped.empty, np.inf, found)
+
+
+def path_of(path: Path) -> list[bytes]:
+    """All that a path says."""
+    return [x.tobytes() for x in (path.neurons, path.cuts, path.sides, path.forces)]

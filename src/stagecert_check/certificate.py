@@ -4,7 +4,7 @@ import io
 import json
 import math
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ FORMAT = "stagecert certificate"
 VERSIONS = (1, 2, 3)
 LEAF = -1  # in a tree
 SLOPES = ("<f2", "<f4", "<f8")
+FORCES = ("<f4", "<f8")
 
 # Limits, in bytes unless it says otherwise; see docs/certificates.md.
 _LARGEST_FILE = 2**30
@@ -40,11 +41,14 @@ class Rows:
         entries: the name of an array of flat indices.
         sides: the name of an array of 1 (low ends) and -1 (high ends).
         slopes: of all earlier activations, with an axis of rows in front.
+        forces: the name of an array (rows, splits) of forces of the splits on the way to a node
+            of a tree. None stands for zeros, and is all there is for a whole box.
     """
 
     entries: str
     sides: str
     slopes: tuple[Slopes | None, ...]
+    forces: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Case:
         leaves: those that need more than defaults, by number.
         forces: for every leaf one number for each neuron split on the way to it. None if neurons
             are not split; then there may be `leaves`, otherwise what is for `all`.
+        stations: by node, in preorder: rows that make intervals tighter below that node.
     """
 
     axes: np.ndarray
@@ -100,6 +105,7 @@ class Case:
     leaves: dict[int, Leaf]
     forces: np.ndarray | None = None
     all: Leaf | None = None
+    stations: dict[int, tuple[Rows | None, ...]] = field(default_factory=dict)
 
 
 class Certificate:
@@ -241,7 +247,10 @@ class Certificate:
 
     def _case(self, case: Any, activations: int, rows: int) -> Case:
         stacked = self.version > 1 and isinstance(case, dict) and "forces" in case
-        _keys(case, "axes cuts multipliers " + ("forces slopes boxes" if stacked else "leaves"))
+        more = " stations" if stacked and "stations" in case else ""
+        _keys(
+            case, "axes cuts multipliers " + (f"forces slopes boxes{more}" if stacked else "leaves")
+        )
         axes = self.array(self._name(case["axes"]), ("<i4",), (None,))
         cuts = self.array(self._name(case["cuts"]), ("<f8",), axes.shape)
         shape = (int(np.sum(axes == LEAF)), rows)
@@ -256,7 +265,8 @@ class Certificate:
             slopes = self._slopes(case["slopes"], activations if case["slopes"] else 0)
             boxes = self._boxes(case["boxes"], activations if case["boxes"] else 0)
             everywhere = Leaf(slopes, boxes, len(multipliers))
-            return Case(axes, cuts, multipliers, {}, forces, everywhere)
+            stations = self._stations(case.get("stations", []), axes, activations)
+            return Case(axes, cuts, multipliers, {}, forces, everywhere, stations)
         leaves: dict[int, Leaf] = {}
         for leaf in _list(case["leaves"], None, "leaves"):
             _keys(leaf, "number slopes boxes" + (" planes" if self.version > 2 else ""))
@@ -276,6 +286,16 @@ class Certificate:
             found.append(item)
         return tuple(found)
 
+    def _stations(self, items: Any, axes, activations: int) -> dict[int, tuple[Rows | None, ...]]:
+        found: dict[int, tuple[Rows | None, ...]] = {}
+        for item in _list(items, None, "stations"):
+            _keys(item, "node boxes")
+            node = item["node"]
+            if type(node) is not int or not 0 <= node < len(axes) or node in found:
+                raise Refused(f"there is no node {str(node)[:60]}, or it is given twice")
+            found[node] = self._boxes(item["boxes"], activations, True)
+        return found
+
     def _planes(self, items: Any, count: int) -> tuple[Above | None, ...]:
         found = []
         for item in _list(items, count if items else 0, "planes"):
@@ -285,16 +305,19 @@ class Certificate:
             found.append(item)
         return tuple(found)
 
-    def _boxes(self, items: Any, count: int) -> tuple[Rows | None, ...]:
-        return tuple(self._rows(x, k) for k, x in enumerate(_list(items, count, "boxes")))
+    def _boxes(self, items: Any, count: int, pulled: bool = False) -> tuple[Rows | None, ...]:
+        listed = _list(items, count, "boxes")
+        return tuple(self._rows(x, k, pulled) for k, x in enumerate(listed))
 
-    def _rows(self, item: Any, before: int) -> Rows | None:
+    def _rows(self, item: Any, before: int, pulled: bool) -> Rows | None:
         if item is None:
             return None
-        _keys(item, "entries sides slopes")
+        _keys(item, "entries sides slopes" + (" forces" if pulled else ""))
+        forces = item.get("forces")
         return Rows(
             self._name(item["entries"]), self._name(item["sides"]),
             self._slopes(item["slopes"], before),
+            None if forces is None else self._name(forces),
         )  # fmt: skip
 
 

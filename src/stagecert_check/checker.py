@@ -16,12 +16,13 @@ import numpy as np
 from stagecert_check import (
     graph,
     joining,
-    operators,  # noqa: F401  (it registers itself)
+    operators,  # noqa: F401  (these register themselves)
     properties,
+    recurrent,  # noqa: F401
 )
 from stagecert_check.bounds import Facts
-from stagecert_check.branching import Branching
-from stagecert_check.certificate import Case, Certificate, Leaf, Slopes
+from stagecert_check.branching import Branching, path_of
+from stagecert_check.certificate import Above, Case, Certificate, Leaf, Rows, Slopes
 from stagecert_check.errors import ProblemError
 from stagecert_check.external import contents, model_contents
 from stagecert_check.functions import Refused
@@ -29,7 +30,8 @@ from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
 from stagecert_check.planes import read_planes
 from stagecert_check.slopes import Given
-from stagecert_check.tree import Task, boxes_of, leaves_of
+from stagecert_check.tree import Path as Way
+from stagecert_check.tree import Station, Task, boxes_of, leaves_of
 
 _NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some of them
 _LEAF_NUMBERS_AT_ONCE = 2**20  # in intervals of leaves that share a box: more fall out of caches
@@ -117,9 +119,8 @@ class Checker:
         self._large = entries >= _LARGE and not exact
         most = min(_NUMBERS_AT_ONCE // numbers, _WORK_AT_ONCE // (numbers * max(entries, 1)))
         self._boxes_at_once = min(max(most, 1), _MOST_BOXES)
-        leaves_at_once = max(_LEAF_NUMBERS_AT_ONCE // numbers, 1)
-        self._branching = Branching(
-            self.given, wanted, self.objectives, self._boxes_at_once, leaves_at_once
+        self.branching = Branching(
+            self.given, wanted, self.objectives, self._boxes_at_once, _LEAF_NUMBERS_AT_ONCE
         )
         sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
         outputs = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)
@@ -189,7 +190,7 @@ class Checker:
         tasks = iter(tasks)
         at_once = _NUMBERS_AT_ONCE // max(sum(self.wanted.sizes), 64) + 1
         while some := list(itertools.islice(tasks, at_once)):
-            leaves: dict[Leaf | None, bytes] = {None: b""}
+            leaves: dict[Leaf | Station | None, bytes] = {None: b""}
             keys = self._keys(certificate, some, leaves)
             known = [task for task in some if keys[id(task)] in self._remembered]
             if known:
@@ -199,7 +200,7 @@ class Checker:
             plain = [task for task in rest if task.path is None]
             for now, found in itertools.chain(
                 self._new_bounds(certificate, plain),
-                self._branching.bounds(certificate, trees, leaves),
+                self.branching.bounds(certificate, trees, leaves),
             ):
                 for task, bound in zip(now, found, strict=True):
                     self._remembered[keys[id(task)]] = bound
@@ -207,10 +208,12 @@ class Checker:
                     self._remembered.popitem(last=False)
                 yield now, found
 
-    def _keys(self, certificate, tasks: list[Task], leaves: dict[Leaf | None, bytes]) -> dict:
+    def _keys(
+        self, certificate, tasks: list[Task], leaves: dict[Leaf | Station | None, bytes]
+    ) -> dict:
         """Digests of all that the bound of a task depends on, by the task's id.
 
-        Those of what leaves use instead of defaults are kept in `leaves`.
+        Those of what leaves and stations use instead of defaults are kept in `leaves`.
         """
         arrays: dict[str, bytes] = {}
 
@@ -224,23 +227,44 @@ class Checker:
                 found.append(pair and [name and arrays[name] for name in pair])
             return found
 
+        def of_boxes(boxes: tuple[Rows | None, ...], path: Way | None = None) -> list:
+            found: list[Any] = []
+            for index, rows in zip(self.activations, boxes, strict=False):
+                if rows is not None:
+                    entries, sides = self.given.entries(certificate, index, rows)
+                    slopes = of_slopes(rows.slopes, len(entries))
+                    forces = self.given.forces(certificate, rows, len(entries), path)
+                    found += [index, entries.tobytes(), sides.tobytes(), slopes, forces.tobytes()]
+            return found
+
+        def of_planes(planes: tuple[Above | None, ...]) -> list:
+            found: list[Any] = []
+            for index, above in zip(self.activations, planes, strict=False):
+                if above is not None:
+                    own = read_planes(certificate, self.program, index, above)
+                    found += [
+                        index,
+                        own.entries.tobytes(),
+                        own.shares.tobytes(),
+                        own.kept.tobytes(),
+                    ]
+            return found
+
         for task in tasks:
             if (leaf := task.leaf) is not None and leaf not in leaves:
-                parts: list[Any] = [of_slopes(leaf.slopes)] if leaf.count is None else ["all"]
-                for index, rows in zip(self.activations, leaf.boxes, strict=False):
-                    if rows is not None:
-                        entries, sides = self.given.entries(certificate, index, rows)
-                        slopes = of_slopes(rows.slopes, len(entries))
-                        parts += [index, entries.tobytes(), sides.tobytes(), slopes]
-                for index, above in zip(self.activations, leaf.planes, strict=False):
-                    if above is not None:
-                        own = read_planes(certificate, self.program, index, above)
-                        arrays_of = own.entries, own.shares, own.kept
-                        parts += [index, *(x.tobytes() for x in arrays_of)]
-                leaves[leaf] = _digest(*parts)
+                own = of_slopes(leaf.slopes) if leaf.count is None else "all"
+                leaves[leaf] = _digest(own, *of_boxes(leaf.boxes), *of_planes(leaf.planes))
+            new, station = [], task.station
+            while station is not None and station not in leaves:
+                new.append(station)
+                station = station.above
+            for station in new[::-1]:
+                own = of_boxes(station.boxes, station.path)
+                leaves[station] = _digest(leaves[station.above], *path_of(station.path), *own)
         return {
             id(task): _digest(task.case, box, task.multipliers, leaves[task.leaf],
-                              *(self._branching.own(certificate, task) if task.path else ()))
+                              leaves[task.station],
+                              *(self.branching.own(certificate, task) if task.path else ()))
             for task, box in boxes_of(tasks)
         }  # fmt: skip
 

@@ -1,10 +1,10 @@
-"""Operators that are made of others: softmax, normalisations, norms, nearest neighbours."""
+"""Operators that are made of others: softmax, normalisations, norms, resized images."""
 
 import math
 from fractions import Fraction
 
 import numpy as np
-from flint import arb
+from flint import arb, fmpq
 
 from stagecert_check import linear, patterns
 from stagecert_check.constants import settled
@@ -76,7 +76,8 @@ def _normalized(call: Call, x: Value, axes: tuple[int, ...]) -> Value:
     if not 0 < epsilon < math.inf:
         raise Refused("needs a positive epsilon")
     kept = tuple(1 if k in axes else n for k, n in enumerate(x.shape))
-    share = settled(1 / arb(math.prod(x.shape[k] for k in axes)))
+    count = math.prod(x.shape[k] for k in axes)
+    share = settled(1 / arb(count))
 
     def mean(v: Value) -> Value:
         return call.scale(call.apply(linear.Reduce(axes, x.shape), v, shape=kept), share)
@@ -85,7 +86,16 @@ def _normalized(call: Call, x: Value, axes: tuple[int, ...]) -> Value:
     centred = call.apply(linear.Sum((1, -1)), x, centre, shape=x.shape)
     variance = mean(call.activate(activation_of("square"), centred))
     deviation = call.activate(activation_of("sqrt"), call.shift(variance, np.array(epsilon)))
-    return patterns.product(call, centred, call.activate(activation_of("reciprocal"), deviation))
+    inverse = call.activate(activation_of("reciprocal"), deviation)
+    made = patterns.product(call, centred, inverse)
+    if count == 1:
+        return made
+    # Of numbers that add up to zero, one is at most sqrt(n - 1) times their deviation. Bounds may
+    # be beyond that: clip changes these only.
+    reach = float(np.nextafter(np.float32(math.sqrt(count - 1)), np.float32(np.inf)))
+    if not arb(reach) ** 2 >= count - 1:
+        raise Refused("normalises too many entries")
+    return call.activate(activation_of("clip", low=-reach, high=reach), made)
 
 
 @handles("ReduceL1", "ReduceL2", "ReduceSumSquare")
@@ -107,10 +117,12 @@ def _norm(call: Call):
 
 @handles("Upsample", "Resize")
 def _repeated(call: Call):
-    x = call.value()
-    if call.get("mode", b"nearest") != b"nearest":
-        raise Refused("is only supported with nearest neighbours")
+    x, mode = call.value(), call.get("mode", b"nearest")
     newer = call.operator == "Resize" and call.reader.opset >= 11
+    if mode == b"linear":
+        return _interpolated(call, x, newer)
+    if mode != b"nearest":
+        raise Refused("is only supported with nearest neighbours, or linear")
     if newer:
         way = (
             call.get("coordinate_transformation_mode", b"half_pixel"),
@@ -121,17 +133,8 @@ def _repeated(call: Call):
             raise Refused(f"is not supported with {way}")
         for name in ("cubic_coeff_a", "exclude_outside", "extrapolation_value", "antialias"):
             call.get(name)  # these do not concern nearest neighbours of such places
-    if newer and call.item(3) is not None:
-        sizes = call.integers("sizes", 3) or []
-        factors = [Fraction(n, m) for n, m in zip(sizes, x.shape, strict=True)]
-    elif "scales" in call.attributes:
-        factors = [Fraction(s) for s in call.get("scales")]
-    else:
-        given = call.floats(2 if newer else 1)
-        if given.dtype != np.float64 or not np.all(np.isfinite(given)):
-            raise Refused("needs scales that float64 holds")
-        factors = [Fraction(float(s)) for s in given.reshape(-1)]
-    if len(factors) != len(x.shape) or any(s.denominator != 1 or s < 1 for s in factors):
+    factors = _factors(call, x, newer)
+    if any(s.denominator != 1 or s < 1 for s in factors):
         raise Refused("is only supported with whole factors, one for each axis")
     if math.prod(x.shape) * math.prod(factors) > MOST_ENTRIES:
         raise Refused("makes a tensor that is too large")
@@ -142,3 +145,70 @@ def _repeated(call: Call):
         return a
 
     return call.move(repeated, x)
+
+
+def _factors(call: Call, x: Value, newer: bool) -> list[Fraction]:
+    """How much longer each axis gets."""
+    if newer and call.item(3) is not None:
+        sizes = call.integers("sizes", 3) or []
+        factors = [Fraction(n, m) for n, m in zip(sizes, x.shape, strict=True)]
+    elif "scales" in call.attributes:
+        factors = [Fraction(s) for s in call.get("scales")]
+    else:
+        given = call.floats(2 if newer else 1)
+        if given.dtype != np.float64 or not np.all(np.isfinite(given)):
+            raise Refused("needs scales that float64 holds")
+        factors = [Fraction(float(s)) for s in given.reshape(-1)]
+    if len(factors) != len(x.shape) or any(s <= 0 for s in factors):
+        raise Refused("needs one positive scale for each axis")
+    return factors
+
+
+def _interpolated(call: Call, x: Value, newer: bool) -> Value:
+    """Linear interpolation along one axis after the other."""
+    way = call.get("coordinate_transformation_mode", b"half_pixel") if newer else b"asymmetric"
+    if call.get("antialias", 0):
+        raise Refused("is not supported against aliases")
+    if call.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise Refused("is only supported where it may stretch")
+    for name in ("cubic_coeff_a", "exclude_outside", "extrapolation_value", "nearest_mode"):
+        call.get(name)  # these do not concern linear interpolation of such places
+    for axis, factor in enumerate(_factors(call, x, newer)):
+        length = x.shape[axis]
+        count = int(length * factor)
+        if factor == 1:
+            continue
+        if count * math.prod(x.shape) > MOST_ENTRIES:
+            raise Refused("makes a tensor that is too large")
+        matrix = np.full((length, count), arb(0), object)
+        for k in range(count):
+            at = _place(way, k, (length, count), factor)
+            low = min(int(at), length - 1)
+            share = at - low
+            matrix[low, k] += 1 - arb(fmpq(share.numerator, share.denominator))
+            if share:
+                matrix[low + 1, k] += arb(fmpq(share.numerator, share.denominator))
+        weights, loose = call.weights(settled(matrix))
+        x = call.move(lambda a, axis=axis: np.moveaxis(a, axis, -1), x)
+        # A list of numbers is one row.
+        x = call.move(lambda a: a[None], x) if len(x.shape) == 1 else x
+        made = call.apply(linear.MatMul(weights, False, loose), x, shape=(*x.shape[:-1], count))
+        made = call.move(lambda a: a[0], made) if len(call.value().shape) == 1 else made
+        x = call.move(lambda a, axis=axis: np.moveaxis(a, -1, axis), made)
+    return x
+
+
+def _place(way: bytes, k: int, lengths: tuple[int, int], factor: Fraction) -> Fraction:
+    """Where the new entry k is among the old ones."""
+    old, new = lengths
+    half = Fraction(1, 2)
+    if way == b"align_corners":
+        at = Fraction(k * (old - 1), max(new - 1, 1))
+    elif way == b"asymmetric":
+        at = k / factor
+    elif way in (b"half_pixel", b"pytorch_half_pixel"):
+        at = (k + half) / factor - half
+        at = Fraction(0) if new == 1 and way == b"pytorch_half_pixel" else at
+    else:
+        raise Refused(f"is not supported with the places {way!r}")
+    return min(max(at, Fraction(0)), Fraction(old - 1))

@@ -7,6 +7,7 @@ where float64 does not hold a result exactly, an object array of Arb balls that 
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def _double(ball: arb) -> float:
         return math.inf
 
 
-def _each(function, *arrays) -> np.ndarray:
+def _each(function: Callable[..., Any], *arrays: Any) -> np.ndarray:
     """A function of single entries; the result is an object array, also if it is empty or 0-d."""
     found = np.frompyfunc(function, len(arrays), 1)(*arrays)
     return np.asarray(found, dtype=object)
@@ -75,7 +76,7 @@ def _each(function, *arrays) -> np.ndarray:
 # -- functions of constants ------------------------------------------------------------------------
 
 
-def _quotient(a, b):
+def _quotient(a: Any, b: Any):
     if isinstance(a, arb):
         return a / b
     if b == 0 or (a % b and (a < 0) != (b < 0)):
@@ -83,7 +84,7 @@ def _quotient(a, b):
     return a // b
 
 
-def _power(a, b):
+def _power(a: Any, b: Any):
     whole = b if isinstance(b, int) else b.unique_fmpz() if b.is_integer() else None
     if whole is None and isinstance(a, int):
         raise Refused("rounds powers of integers")
@@ -94,7 +95,7 @@ def _power(a, b):
     return a ** int(whole)
 
 
-def larger(a, b):
+def larger(a: Any, b: Any):
     """The larger of two numbers."""
     return a.max(b) if isinstance(a, arb) else max(a, b)
 
@@ -139,7 +140,7 @@ FOLDED = frozenset(
 )
 
 
-def fold(call) -> np.ndarray:
+def fold(call: Any) -> np.ndarray:
     """What a node makes of constants; the operator is one of FOLDED."""
     kind, items = call.operator, [x for x in call.items if x is not None]
     if kind in _REDUCED or kind == "Clip":  # the others are parameters
@@ -174,14 +175,14 @@ def fold(call) -> np.ndarray:
     return settled(_computed(call, kind, items))
 
 
-def _size(kind: str, items) -> int:
+def _size(kind: str, items: list[np.ndarray]) -> int:
     """How many steps a result takes."""
     if kind in ("MatMul", "Gemm"):
         return math.prod(x.size for x in items[:2]) // max(items[0].shape[-1], 1)
     return math.prod(np.broadcast_shapes(*(x.shape for x in items)))
 
 
-def _computed(call, kind: str, items: list[np.ndarray]) -> Any:
+def _computed(call: Any, kind: str, items: list[np.ndarray]) -> Any:
     if kind in _NUMBERS or kind in _BALLS:
         return _each((_NUMBERS | _BALLS)[kind], *items)
     if kind in _REPEATED:
@@ -210,7 +211,7 @@ def _computed(call, kind: str, items: list[np.ndarray]) -> Any:
     return found
 
 
-def gemm(call, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None) -> np.ndarray:
+def gemm(call: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None) -> np.ndarray:
     """alpha * a @ b + beta * c."""
     alpha, beta = (arb(call.get(name, 1.0)) for name in ("alpha", "beta"))
     a, b = (x.T if call.get(flip, 0) else x for x, flip in ((a, "transA"), (b, "transB")))

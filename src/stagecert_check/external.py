@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -40,7 +41,7 @@ class Model:
         return found.hexdigest()
 
 
-def contents(path) -> bytes:
+def contents(path: str | Path) -> bytes:
     """A file's contents, unpacked if it is gzipped."""
     try:
         data = _raw(path)
@@ -52,12 +53,12 @@ def contents(path) -> bytes:
     return data
 
 
-def _raw(path) -> bytes:
+def _raw(path: str | Path) -> bytes:
     with Path(path).open("rb") as file:
         return _limited(path, file)
 
 
-def _limited(path, file) -> bytes:
+def _limited(path: str | Path, file: Any) -> bytes:
     parts, size = [], 0
     # Piece by piece: to read up to a limit at once takes the memory of the limit.
     while part := file.read(2**20):
@@ -68,7 +69,7 @@ def _limited(path, file) -> bytes:
     return b"".join(parts)
 
 
-def model_contents(path) -> Model:
+def model_contents(path: str | Path) -> Model:
     """A model file and the files that it refers to, which are in its folder or below.
 
     Raises:
@@ -80,7 +81,7 @@ def model_contents(path) -> Model:
         model.ParseFromString(data)
     except Exception:
         return Model(data)  # whoever reads it will say so
-    locations = sorted({location for tensor in _tensors(model) for location in _locations(tensor)})
+    locations = sorted({location for tensor in tensors(model) for location in _locations(tensor)})
     try:
         with path.open("rb") as file:
             if locations and file.read(2) == _GZIP:
@@ -111,7 +112,7 @@ def _inside(path: Path, location: str) -> Path:
     return target
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """All tensors that the checker may read."""
     yield from model.graph.initializer
     for nodes in (model.graph.node, *(function.node for function in model.functions)):

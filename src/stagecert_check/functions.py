@@ -80,11 +80,11 @@ class Smooth(Activation):
     ):
         self.kind, self.regions, self.reach, self.defined = kind, regions, reach, defined
 
-    def image(self, low, high):
+    def image(self, low: np.ndarray, high: np.ndarray):
         zero = np.zeros(low.shape)
         return self.offset(low, high, zero, 1), self.offset(low, high, zero, -1)
 
-    def offset(self, low, high, slope, side):
+    def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int):
         """The intervals may have one row for many of slopes."""
         if np.any(np.abs(low) > self.reach) or np.any(np.abs(high) > self.reach):
             raise Refused(f"{self.kind} is not evaluated beyond {self.reach:g}")
@@ -102,10 +102,10 @@ class Smooth(Activation):
             found[r, k] = _floor(exact)
         return side * found.reshape(shape)
 
-    def bent(self, low, high):
+    def bent(self, low: np.ndarray, high: np.ndarray):
         return high > low
 
-    def slopes(self, low, high):
+    def slopes(self, low: np.ndarray, high: np.ndarray):
         if self.defined is not None and not np.all(self.defined(low, high)):
             raise Refused(f"{self.kind} is not defined on all of an interval")
         x = np.stack([low + (high - low) * t for t in np.linspace(0, 1, 12)])
@@ -144,14 +144,14 @@ class Smooth(Activation):
 class Wave(Smooth):
     """sin or cos. Far out, and on intervals of a period and more, only that it is within one."""
 
-    def offset(self, low, high, slope, side):
+    def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int):
         far = (np.abs(low) > self.reach) | (np.abs(high) > self.reach) | (high - low > 6.3)
         found = super().offset(np.where(far, 0.0, low), np.where(far, 0.0, high), slope, side)
         least = np.minimum(-side * slope * low, -side * slope * high)
         crude = least - 1 - 2 * EPS * (1 + np.abs(least)) - TINY
         return np.where(far, side * crude, found)
 
-    def slopes(self, low, high):
+    def slopes(self, low: np.ndarray, high: np.ndarray):
         far = (np.abs(low) > self.reach) | (np.abs(high) > self.reach) | (high - low > 6.3)
         below, above = super().slopes(*(np.where(far, 0.0, x) for x in (low, high)))
         return np.where(far, 0.0, below), np.where(far, 0.0, above)
@@ -340,9 +340,19 @@ _DIAGONAL = 1, 0  # and on the right
 
 
 def _smooth(
-    kind: str, f: Ball, slope: Ball, bends, knots=(), reach=1e4, left=None, right=None
+    kind: str,
+    f: Ball,
+    slope: Ball,
+    bends: tuple[int, ...],
+    knots: tuple[str | None, ...] = (),
+    reach: float = 1e4,
+    lines: tuple[Any, Any] = (None, None),
 ) -> Smooth:
-    """Regions between inflections, which are given as decimals (None for exactly zero)."""
+    """Regions between inflections, which are given as decimals (None for exactly zero).
+
+    `lines` are those that the function approaches on the left and on the right.
+    """
+    left, right = lines
     ends = [arb.neg_inf()]
     kinds: list[int | None] = [bends[0]]
     for knot, bend in zip(knots, bends[1:], strict=True):
@@ -379,7 +389,7 @@ def _square() -> Smooth:
     return Smooth("square", [region], 1e15)
 
 
-def _straight(start: arb, end: arb, slope) -> Region:
+def _straight(start: arb, end: arb, slope: Any) -> Region:
     """slope * x."""
     form = tables.Line((slope, 0))
     return Region(start, end, 0, lambda x: slope * x, lambda x: slope + 0 * x, form=form)
@@ -499,7 +509,7 @@ def _made(kind: str, settings: dict[str, Any]) -> Activation:
     return found
 
 
-def _kinked(kind: str, left, right) -> Piecewise:
+def _kinked(kind: str, left: Any, right: Any) -> Piecewise:
     return Piecewise(kind, [(0.0, 0.0)], [left, right], [0.0, 0.0])
 
 
@@ -553,7 +563,7 @@ def _celu(alpha: float) -> Smooth:
 
 
 def _two(kind: str, f: Ball, slope: Ball, knots: tuple[str, str], reach: float) -> Callable:
-    return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach, _FLAT, _DIAGONAL)
+    return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach, (_FLAT, _DIAGONAL))
 
 
 def _both(kind: str) -> tuple[str, str]:
@@ -588,19 +598,18 @@ _MAKERS: dict[str, Callable[..., Activation]] = {
         (1, -1),
         (None,),
         1e4,
-        (0, -1),
-        (0, 1),
+        ((0, -1), (0, 1)),
     ),
     "floor": lambda: Steps("floor", np.floor, lambda v: v + 1),
     "ceil": lambda: Steps("ceil", np.ceil, lambda v: v),
     "round": lambda: Steps("round", np.rint, lambda v: v + 0.5),
     "sign": Sign,
-    "exp": lambda: _smooth("exp", _exp, _exp, (1,), (), 60, _FLAT),
-    "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,), (), 1e4, _FLAT, _DIAGONAL),
+    "exp": lambda: _smooth("exp", _exp, _exp, (1,), (), 60, (_FLAT, None)),
+    "softplus": lambda: _smooth("softplus", _softplus, _sigmoid, (1,), (), 1e4, (_FLAT, _DIAGONAL)),
     "sigmoid": lambda: _smooth(
-        "sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,), 1e4, _FLAT, (0, 1)
+        "sigmoid", _sigmoid, _sigmoid_slope, (1, -1), (None,), 1e4, (_FLAT, (0, 1))
     ),
-    "tanh": lambda: _smooth("tanh", _tanh, _tanh_slope, (1, -1), (None,), 1e4, (0, -1), (0, 1)),
+    "tanh": lambda: _smooth("tanh", _tanh, _tanh_slope, (1, -1), (None,), 1e4, ((0, -1), (0, 1))),
     "gelu": _two("gelu", _gelu, _gelu_slope, _both("gelu"), 1e4),
     "gelu_tanh": _gelu_tanh,
     "silu": _two("silu", _silu, _silu_slope, _both("silu"), 1e4),

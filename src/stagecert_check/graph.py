@@ -5,7 +5,7 @@ Nothing is guessed: an operator, attribute, type or shape that is not handled he
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -213,7 +213,7 @@ class _Reader:
         if self._computed > MOST_COMPUTED:
             raise Refused(f"computes more than {MOST_COMPUTED} entries of constants")
 
-    def add(self, operation, arguments: tuple[int, ...], shape: tuple[int, ...]) -> Value:
+    def add(self, operation: Any, arguments: tuple[int, ...], shape: Sequence[int]) -> Value:
         """A new node."""
         if not 0 < math.prod(shape) <= MOST_ENTRIES:
             raise Refused(f"a value of shape {shape} is empty or too large")
@@ -366,11 +366,11 @@ class Call:
 
     # Building blocks
 
-    def apply(self, operation, *arguments: Value, shape) -> Value:
+    def apply(self, operation: Any, *arguments: Value, shape: Sequence[int]) -> Value:
         """A node."""
         return self.reader.add(operation, tuple(x.index for x in arguments), tuple(shape))
 
-    def activate(self, function: Activation, x: Value, shape=None) -> Value:
+    def activate(self, function: Activation, x: Value, shape: Sequence[int] | None = None) -> Value:
         """An activation or maximum."""
         return self.apply(function, x, shape=x.shape if shape is None else shape)
 
@@ -392,7 +392,7 @@ class Call:
             return self.apply(linear.Reshape(index.shape), *items, shape=index.shape)
         return self.apply(linear.Move(index), *items, shape=index.shape)
 
-    def broadcast(self, x: Value, shape) -> Value:
+    def broadcast(self, x: Value, shape: Sequence[int]) -> Value:
         """x repeated to a shape."""
         if math.prod(shape) > MOST_ENTRIES:
             raise Refused(f"makes a tensor of shape {tuple(shape)}, which is too large")
@@ -463,7 +463,7 @@ class Call:
             found.append((x, a, b))
         return found
 
-    def axes(self, axes, rank: int) -> tuple[int, ...]:
+    def axes(self, axes: Any, rank: int) -> tuple[int, ...]:
         """Axes counted from the front, in order."""
         found = sorted(axis + rank if axis < 0 else axis for axis in axes)
         if any(not 0 <= axis < rank for axis in found) or len(set(found)) != len(found):
@@ -477,7 +477,7 @@ HANDLERS: dict[str, Callable[[Call], Any]] = {}
 def handles(*operators: str):
     """Registers what reads some operators; see operators.py."""
 
-    def register(function):
+    def register(function: Any):
         for operator in operators:
             HANDLERS[operator] = function
         return function

@@ -1,5 +1,7 @@
 """Replaces calls of a model's own functions by the functions' nodes."""
 
+from typing import Any
+
 import onnx
 
 from stagecert_check.functions import Refused
@@ -34,7 +36,7 @@ def _key(node: onnx.NodeProto) -> _Key:
     return (node.domain, node.op_type, node.overload)
 
 
-def _count(nodes, functions: dict, known: dict[_Key, int], depth: int) -> int:
+def _count(nodes: Any, functions: dict, known: dict[_Key, int], depth: int) -> int:
     """How many nodes there will be, without making them."""
     if depth > _DEEPEST:
         raise Refused("the model's functions call themselves, or are nested too deep")
@@ -52,7 +54,7 @@ def _count(nodes, functions: dict, known: dict[_Key, int], depth: int) -> int:
     return total
 
 
-def _expanded(nodes, functions: dict, numbers) -> list[onnx.NodeProto]:
+def _expanded(nodes: Any, functions: dict, numbers: Any) -> list[onnx.NodeProto]:
     found = []
     for node in nodes:
         function = functions.get(_key(node))

@@ -8,6 +8,7 @@ import ast
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -16,7 +17,7 @@ from stagecert_check.external import Model, model_contents
 from stagecert_check.properties import Property
 
 
-def named(source) -> tuple[tuple[str, Path], ...] | None:
+def named(source: Any) -> tuple[tuple[str, Path], ...] | None:
     """The networks by name, if a source names several: [("f", path), ("g", path)].
 
     The same may be given as text, as lists of instances of VNN-COMP have it.

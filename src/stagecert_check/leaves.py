@@ -9,13 +9,13 @@ multiplied by numbers that are not negative, the forces, and added to the object
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stagecert_check.bounds import Facts
+from stagecert_check.bounds import Facts, Lines, lower_bounds
 from stagecert_check.functions import Activation, Piecewise
 from stagecert_check.graph import Program
 from stagecert_check.numbers import EPS, TINY, Arithmetic
@@ -65,17 +65,24 @@ def splits_of(paths: Sequence[Path], sizes: dict[int, int]) -> dict[int, Splits]
 
 
 class Clipped(Facts):
-    """Facts of leaves: those of their boxes, clipped by splits.
+    """Facts of leaves: those of their boxes, clipped by splits."""
 
-    Attributes:
-        empty: which leaves have no points at all.
-    """
+    def __init__(
+        self,
+        facts: Facts,
+        of: np.ndarray,
+        splits: dict[int, Splits],
+        slopes: dict,
+        tighter: Callable[[Facts, int, int], None] | None = None,
+    ):
+        """Leaves on the boxes `of`; `slopes` are pairs (below, above) by activation, or None.
 
-    def __init__(self, facts: Facts, of: np.ndarray, splits: dict[int, Splits], slopes: dict):
-        """Leaves on the boxes `of`; `slopes` are pairs (below, above) by activation, or None."""
+        `tighter` may make intervals tighter, as that of `Facts.derive` may.
+        """
         self._facts, self._of, self._splits, self._given = facts, of, splits, slopes
+        self._tighter = tighter
         super().__init__(facts.arithmetic, facts.program, *map(self._each, facts.inputs))
-        self.empty = np.zeros(len(of), bool)
+        self.empty = facts.empty[of]
         self._reached: set[int] = set()  # values that differ from those of the boxes
         self.derive(self._clip, passes=False)
 
@@ -87,7 +94,8 @@ class Clipped(Facts):
 
     def _taken(self, index: int) -> bool:
         facts, node = self._facts, self.program.nodes[index]
-        if index in self._splits or any(k in self._reached for k in node.arguments):
+        reached = index in self._splits or any(k in self._reached for k in node.arguments)
+        if reached or self._tighter is not None:
             self._reached.add(index)
             return False
         for mine, theirs in ((self.low, facts.low), (self.high, facts.high),
@@ -112,12 +120,20 @@ class Clipped(Facts):
             np.maximum.at(low, where, real.array(cuts))
             np.minimum.at(high, other, real.array(others))
             self._reached.add(argument)
+        self._set(argument, low.reshape(shape), high.reshape(shape), own)
+        if self._tighter is not None:
+            self._tighter(self, index, argument)
+            self._set(argument, self.low[argument], self.high[argument], own)
+
+    def _set(self, argument: int, low, high, own) -> None:
+        """Intervals of a value; leaves where one is empty get those of their boxes."""
         # Nothing is where an interval is empty; whatever follows for such a leaf is not used.
-        nothing = np.any(low > high, axis=1)
-        self.empty |= nothing
-        for ends, found, whole in ((self.low, low, own[0]), (self.high, high, own[1])):
-            found[nothing] = whole[nothing].reshape(-1, found.shape[1])
-            ends[argument] = found.reshape(shape)
+        nothing = np.any((low > high).reshape(len(low), -1), axis=1)
+        self.empty = self.empty | nothing
+        if np.any(nothing):
+            low, high = low.copy(), high.copy()
+            low[nothing], high[nothing] = own[0][nothing], own[1][nothing]
+        self.low[argument], self.high[argument] = low, high
         self._magnitudes.pop(argument, None)
 
     def _slopes(self, index: int, low, high):
@@ -137,7 +153,7 @@ class Clipped(Facts):
 
 @dataclass(frozen=True, eq=False)
 class Pushes:
-    """What splits add to the objectives of leaves.
+    """What splits add to the objectives of leaves, or such an objective itself.
 
     Attributes:
         terms: by value: coefficients (leaves, *shape) and how far they are off.
@@ -171,6 +187,29 @@ def pushes(real: Arithmetic, program: Program, leaves: int, splits: dict[int, Sp
         np.add.at(size, some.rows, np.abs(some.forces * some.cuts))
         np.add.at(count, some.rows, 1)
     return Pushes(terms, constant, _allowed(real, count + 1, size))
+
+
+def sum_bounds(
+    facts: Facts, of: np.ndarray, goal: Pushes, more: Pushes | None, lines: dict[int, Lines]
+) -> np.ndarray:
+    """Lower bounds on goals, with what splits add to them, each with the facts `of` a box."""
+    real, given = facts.arithmetic, dict(goal.terms)
+    constant, slip, size = goal.constant, goal.slip, np.abs(goal.constant)
+    if more is not None:
+        for index, pair in more.terms.items():
+            given[index] = added(real, given[index], pair) if index in given else pair
+        constant, slip = constant + more.constant, slip + more.slip
+        size = size + np.abs(more.constant)
+    bound = lower_bounds(
+        facts, of, lambda some: {k: near[some] for k, (near, _) in given.items()}, lines
+    )
+    for index, (_, off) in given.items():
+        if np.any(off):
+            off = (off * facts.magnitude(index)[of]).reshape(len(of), -1).sum(axis=1)
+            slip = slip + off * 1.001
+    if real.exact:
+        return bound + constant - slip
+    return bound + constant - slip - 8 * EPS * (np.abs(bound) + size + slip)
 
 
 def added(real: Arithmetic, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -41,10 +41,10 @@ class Reshape(Linear):
     def __init__(self, shape: Shape):
         self.shape = shape
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         return xs[0].reshape(len(xs[0]), *self.shape)
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         return [g.reshape(len(g), *shapes[0])]
 
 
@@ -65,13 +65,13 @@ class Move(Linear):
         most = int(counts.max(initial=1))
         self.back_terms = most if most > 1 else 0  # nothing is added up if nothing is read twice
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         rows = len(xs[0])
         flat = [x.reshape(rows, -1) for x in xs]
         flat.append(np.zeros((rows, 1), flat[0].dtype))  # index -1 is this column
         return np.concatenate(flat, axis=1)[:, self.index]
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         rows, sizes = len(g), [math.prod(shape) for shape in shapes]
         whole = np.zeros((rows, sum(sizes)), g.dtype)
         if len(self.places):
@@ -92,20 +92,20 @@ class MatMul(Linear):
         out, inner = weights.shape[-2:] if left else weights.shape[-2:][::-1]
         self.terms, self.back_terms = inner, out
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         return self._times(xs[0], np.abs(self.weights) if absolute else self.weights)
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         return [self._times(g, np.swapaxes(self.weights, -1, -2))]
 
-    def _times(self, x, weights):
+    def _times(self, x: np.ndarray, weights: np.ndarray):
         if self.left:
             flipped = self._right(np.swapaxes(x, -1, -2), np.swapaxes(weights, -1, -2))
             return np.swapaxes(flipped, -1, -2)
         return self._right(x, weights)
 
     @staticmethod
-    def _right(x, weights):
+    def _right(x: np.ndarray, weights: np.ndarray):
         if weights.ndim > 2:
             return np.matmul(x, weights)
         # One product of two matrices is much faster than many small ones.
@@ -120,10 +120,10 @@ class Scale(Linear):
     def __init__(self, weights: np.ndarray, loose: int = 0):
         self.weights, self.loose = weights, loose
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         return xs[0] * (np.abs(self.weights) if absolute else self.weights)
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         return [g * self.weights]
 
 
@@ -134,13 +134,13 @@ class Sum(Linear):
         self.signs = tuple(signs)
         self.terms = len(self.signs)
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         total = xs[0] if absolute or self.signs[0] > 0 else -xs[0]
         for x, sign in zip(xs[1:], self.signs[1:], strict=True):
             total = total + x if absolute or sign > 0 else total - x
         return total
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         return [g if sign > 0 else -g for sign in self.signs]
 
 
@@ -151,10 +151,10 @@ class Reduce(Linear):
         self.axes = tuple(axis + 1 for axis in axes)
         self.terms = math.prod(shape[axis] for axis in axes)
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         return np.sum(xs[0], axis=self.axes, keepdims=True)
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         return [np.broadcast_to(g, (len(g), *shapes[0]))]
 
 
@@ -164,13 +164,22 @@ class Conv(Linear):
     `count` is how many windows there are along each axis.
     """
 
-    def __init__(self, weights: np.ndarray, groups, strides, dilations, before, count, loose=0):
+    def __init__(
+        self,
+        weights: np.ndarray,
+        groups: int,
+        strides: Sequence[int],
+        dilations: Sequence[int],
+        before: Sequence[int],
+        count: Any,
+        loose: Any = 0,
+    ):
         self.weights, self.groups, self.loose = weights, groups, loose
         self.strides, self.dilations, self.before, self.count = strides, dilations, before, count
         self.terms = math.prod(weights.shape[1:])
         self.back_terms = weights.shape[0] // groups * math.prod(weights.shape[2:])
 
-    def _padded(self, space) -> list[int]:
+    def _padded(self, space: Sequence[int]) -> list[int]:
         """The lengths of the padded axes: as far as any window or the input itself reaches."""
         kernel = self.weights.shape[2:]
         reach = [
@@ -189,7 +198,7 @@ class Conv(Linear):
             )
             yield weights[(..., *offset)], (slice(None), slice(None), *slices)
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         # The axis N is counted with the rows.
         x = xs[0].reshape(-1, *xs[0].shape[2:])
         rows, channels, *space = x.shape
@@ -203,7 +212,7 @@ class Conv(Linear):
             total = total + np.matmul(weights, read)
         return total.reshape(*xs[0].shape[:2], -1, *self.count)
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         rows, (_, channels, *space) = g.shape[0] * g.shape[1], shapes[0]
         g = g.reshape(rows, self.groups, self.weights.shape[0] // self.groups, -1)
         padded = np.zeros((rows, channels, *self._padded(space)), g.dtype)
@@ -221,7 +230,7 @@ class ConvTranspose(Linear):
         self.conv, self.shape = conv, shape
         self.terms, self.back_terms, self.loose = conv.back_terms, conv.terms, conv.loose
 
-    def forward(self, xs, absolute=False):
+    def forward(self, xs: list[np.ndarray], absolute: bool = False):
         conv = self.conv
         if absolute:
             conv = Conv(
@@ -230,5 +239,5 @@ class ConvTranspose(Linear):
             )  # fmt: skip
         return conv.transposed(xs[0], [self.shape])[0]
 
-    def transposed(self, g, shapes):
+    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
         return [self.conv.forward([g])]

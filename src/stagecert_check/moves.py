@@ -247,6 +247,43 @@ def _gather(call: Call):
     return call.move(lambda a: np.take(a, indices, axis), x)
 
 
+@handles("ScatterND")
+def _scatter(call: Call):
+    data, indices, updates = call.item(0), call.constant(1), call.item(2)
+    if call.get("reduction", b"none") != b"none" or indices.dtype != np.int64:
+        raise Refused("is only supported where it replaces entries")
+    depth = indices.shape[-1]
+    if (*indices.shape[:-1], *data.shape[depth:]) != updates.shape or depth > len(data.shape):
+        raise Refused("has indices that do not fit")
+    lengths = np.array(data.shape[:depth])
+    if np.any(indices < -lengths) or np.any(indices >= lengths):
+        raise Refused("has impossible indices")
+    places = tuple(np.moveaxis(np.where(indices < 0, indices + lengths, indices), -1, 0))
+
+    def replaced(a, b):
+        a = np.array(a)
+        a[places] = b
+        return a
+
+    items = (data, updates)
+    constant = [isinstance(x, np.ndarray) for x in items]
+    if not any(constant) or all(constant):
+        types = {x.dtype for x in items if isinstance(x, np.ndarray)}
+        if len(types) > 1:
+            raise Refused("joins constants of several types")
+        return call.move(replaced, *items)
+    # Constant entries are zeros first, and shifted then.
+    variable, number = (updates, 0) if constant[0] else (data, 2)
+    moved = call.move(
+        (lambda b: replaced(np.full(data.shape, -1), b)) if constant[0]
+        else (lambda a: replaced(a, -1)), variable,
+    )  # fmt: skip
+    numbers = call.floats(number)
+    none = np.zeros(data.shape, numbers.dtype)
+    shift = replaced(numbers, 0.0) if constant[0] else replaced(none, numbers)
+    return call.shift(moved, shift)
+
+
 @handles("Expand")
 def _expand(call: Call):
     x = call.item(0)

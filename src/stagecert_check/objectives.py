@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from stagecert_check.bounds import Facts, Lines, lower_bounds
+from stagecert_check.bounds import Facts, Lines
 from stagecert_check.functions import Refused
 from stagecert_check.graph import Program
-from stagecert_check.leaves import Pushes, added
-from stagecert_check.numbers import EPS, Arithmetic
+from stagecert_check.leaves import Pushes, sum_bounds
+from stagecert_check.numbers import Arithmetic
 from stagecert_check.properties import Property
 from stagecert_check.tree import Task
 
@@ -55,22 +55,7 @@ class Objectives:
         nodes = sorted({index for goal in goals for index in goal.terms})
         given = {index: (stacked(index, 0), stacked(index, 1)) for index in nodes}
         constant, slip = (np.array([goal.constant[k] for goal in goals], dtype) for k in (0, 1))
-        size = np.abs(constant)
-        if more is not None:
-            for index, pair in more.terms.items():
-                given[index] = added(self.real, given[index], pair) if index in given else pair
-            constant, slip = constant + more.constant, slip + more.slip
-            size = size + np.abs(more.constant)
-        bound = lower_bounds(
-            facts, of, lambda some: {k: near[some] for k, (near, _) in given.items()}, lines
-        )
-        for index, (_, off) in given.items():
-            if np.any(off):
-                off = (off * facts.magnitude(index)[of]).reshape(len(of), -1).sum(axis=1)
-                slip = slip + off * 1.001
-        if self.real.exact:
-            return bound + constant - slip
-        return bound + constant - slip - 8 * EPS * (np.abs(bound) + size + slip)
+        return sum_bounds(facts, of, Pushes(given, constant, slip), more, lines)
 
     def of(self, number: int, multipliers: tuple[float, ...]) -> Objective:
         """The sum of multiplier * (row . (X, Y) - bound) over the rows of a case."""

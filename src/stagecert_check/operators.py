@@ -30,13 +30,13 @@ from stagecert_check.graph import Call, handles
 @handles("Add", "Sub", "Sum", "Mean")
 def _sum(call: Call):
     signs = (1, -1) if call.operator == "Sub" else (1,) * len(call.items)
-    total = _added(call, list(zip(call.items, signs, strict=True)))
+    total = added(call, list(zip(call.items, signs, strict=True)))
     if call.operator == "Mean":
         total = call.scale(total, settled(1 / arb(len(call.items))))
     return total
 
 
-def _added(call: Call, items: list) -> Value:
+def added(call: Call, items: list) -> Value:
     """The sum of variables and constants, each times its sign; constants are added up first."""
     variables = [(x, sign) for x, sign in items if isinstance(x, Value)]
     constants = [
@@ -89,10 +89,10 @@ def _neg(call: Call):
 
 @handles("MatMul")
 def _matmul(call: Call):
-    return _product(call, *call.items)
+    return matrix_product(call, *call.items)
 
 
-def _product(call: Call, a: Any, b: Any) -> Value:
+def matrix_product(call: Call, a: Any, b: Any) -> Value:
     """a @ b."""
     if isinstance(a, Value) and isinstance(b, Value):
         return _of_variables(call, a, b)
@@ -146,7 +146,7 @@ def _gemm(call: Call):
             raise Refused("needs matrices")
         flips = (call.get("transA", 0), call.get("transB", 0))
         a, b = (call.move(np.transpose, x) if f else x for x, f in zip((a, b), flips, strict=True))
-        product = call.scale(_product(call, a, b), settled(arb(call.get("alpha", 1.0))))
+        product = call.scale(matrix_product(call, a, b), settled(arb(call.get("alpha", 1.0))))
     if c is None or beta == 0:
         return product
     if np.broadcast_shapes(product.shape, c.shape) != product.shape:
@@ -155,7 +155,7 @@ def _gemm(call: Call):
         c = call.scale(c, settled(beta))
     else:
         c = settled(balls(call.floats(2)) * beta)
-    return _added(call, [(product, 1), (c, 1)])
+    return added(call, [(product, 1), (c, 1)])
 
 
 @handles("BatchNormalization")

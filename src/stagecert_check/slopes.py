@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 
 from stagecert_check.bounds import Facts, Lines
-from stagecert_check.certificate import Leaf, Rows, Slopes
-from stagecert_check.functions import Activation, Refused
+from stagecert_check.certificate import FORCES, Leaf, Rows, Slopes
+from stagecert_check.functions import Activation, Piecewise, Refused
 from stagecert_check.graph import Program
+from stagecert_check.leaves import Pushes, pushes, splits_of, sum_bounds
+from stagecert_check.narrowing import Narrow
+from stagecert_check.numbers import LARGEST
 from stagecert_check.planes import planes_above, read_planes
+from stagecert_check.tree import Path
 
 _ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
 
@@ -49,15 +53,19 @@ class Given:
         for index, pair in slopes.items():
             function, ends = self.program.nodes[index].operation, facts.boxes[index]
             assert isinstance(function, Activation)
-            default = ()
-            if any(x is None for x in pair):
+            default, pieces = (), isinstance(function, Piecewise)
+            if any(x is None for x in pair) or pieces:
                 default = function.slopes(*(x[of] for x in ends))
-            shape = self.shape(index, 1 if rows is None else len(rows))
-            low, high = (
-                np.broadcast_to(default[k] if x is None else x if rows is None else x[rows], shape)
-                for k, x in enumerate(pair)
-            )
-            lines[index] = facts.line(index, of, low, high)
+            # Where a function is linear on its interval, its default lines are the function itself.
+            used = function.bent(*(x[of] for x in ends)) if pieces else True
+            shape = 1 if rows is None else len(rows), *ends[0].shape[1:]
+            both = []
+            for k, x in enumerate(pair):
+                given = x if x is None or rows is None else x[rows]
+                if given is None or pieces:
+                    given = default[k] if given is None else np.where(used, given, default[k])
+                both.append(np.broadcast_to(given, shape))
+            lines[index] = facts.line(index, of, *both)
         return lines
 
     def planes(self, certificate, leaf: Leaf, facts: Facts, box: int) -> dict[int, Lines]:
@@ -88,17 +96,76 @@ class Given:
     def tighten(self, certificate, leaf: Leaf, facts: Facts, index: int, argument: int) -> None:
         """Passes back with slopes that the leaf gives for single entries of an argument."""
         given = leaf.boxes[self.activations.index(index)]
-        if given is None:
-            return
+        if given is not None:
+            self.passes(certificate, given, facts, (index, argument))
+
+    def passes(
+        self, certificate, given: Rows, facts: Facts, at: tuple[int, int],
+        narrow: Narrow | None = None, path: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Passes back for single entries of an argument.
+
+        Args:
+            certificate: where the arrays are.
+            given: which entries, and with which slopes and forces.
+            facts: those known so far; they become better.
+            at: the activation and its argument.
+            narrow: which neurons `facts` are about; all if there is none.
+            path: the splits that the forces pull at.
+        """
+        index, argument = at
+        narrow = narrow or Narrow(facts)
         entries, sides = self.entries(certificate, index, given)
+        places = narrow.places(index, entries)  # of neurons that are zero no more is wanted
         slopes = self.slopes(certificate, given.slopes, len(entries))
-        width = sum(self.sizes[k] for k in slopes)
+        slopes = {k: [x if x is None else narrow.slopes(k, x) for x in pair]
+                  for k, pair in slopes.items()}  # fmt: skip
+        forces = self.forces(certificate, given, len(entries), path)
+        width = sum(facts.boxes[k][0][0].size for k in slopes)
         at_once = max(_ROWS_AT_ONCE // max(width, 1), 1)
         for sign in (1, -1):
-            mine = np.flatnonzero(sides == sign)
+            mine = np.flatnonzero((sides == sign) & (places >= 0))
             for begin in range(0, len(mine), at_once):
                 rows = mine[begin : begin + at_once]
-                lines = self.lines(facts, slopes, 0, rows)
-                of = np.zeros(len(rows), int)
-                found = facts.unit_bounds(argument, of, entries[rows], sign, lines)
-                facts.improve(argument, of, entries[rows], sign, found)
+                lines, of = self.lines(facts, slopes, 0, rows), np.zeros(len(rows), int)
+                more = self._pushes(narrow, facts, argument, path, forces[rows])
+                if more is None:
+                    found = facts.unit_bounds(argument, of, places[rows], sign, lines)
+                else:
+                    goal = _units(facts, argument, places[rows], sign)
+                    found = sum_bounds(facts, of, goal, more, lines)
+                facts.improve(argument, of, places[rows], sign, found)
+
+    def forces(self, certificate, given: Rows, rows: int, path: Path | None) -> np.ndarray:
+        """(rows, splits), not negative; nothing if there are no splits."""
+        splits = 0 if path is None else len(path.neurons)
+        if given.forces is None:
+            return np.zeros((rows, splits))
+        found = certificate.array(given.forces, FORCES, (rows, splits)).astype(np.float64)
+        if np.any(found < 0) or np.any(found > LARGEST):
+            raise Refused("forces must not be negative, nor too large")
+        return found
+
+    def _pushes(self, narrow: Narrow, facts: Facts, argument: int, path: Path | None, forces):
+        """What splits with some forces add to the entries of an argument; None if nothing."""
+        if path is None or not np.any(forces):
+            return None
+        # A row has few of them, as a rule, and splits of later values are no help here.
+        paths = [Path(path.neurons[k], path.cuts[k], path.sides[k], row[k])
+                 for row, k in ((row, row > 0) for row in forces)]  # fmt: skip
+        splits = narrow.splits(splits_of(paths, self.sizes))
+        assert splits is not None
+        for index in splits:
+            if self.program.nodes[index].arguments[0] > argument:
+                raise Refused("a force pulls at a value that comes later")
+        return pushes(facts.arithmetic, facts.program, len(forces), splits)
+
+
+def _units(facts: Facts, index: int, entries: np.ndarray, sign: int) -> Pushes:
+    """sign * single entries of a value, as what is to be bounded."""
+    shape, real = facts.low[index].shape[1:], facts.arithmetic
+    rows = np.zeros((len(entries), math.prod(shape)))
+    rows[np.arange(len(rows)), entries] = sign
+    near = real.array(rows).reshape(-1, *shape)
+    nothing = real.array(np.zeros(len(rows)))
+    return Pushes({index: (near, 0 * near)}, nothing, nothing)

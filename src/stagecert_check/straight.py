@@ -35,24 +35,24 @@ class Activation:
     kind = ""
     settings: dict[str, Any] = {}  # noqa: RUF012  (those that it was made with; nobody changes them)
 
-    def image(self, low, high) -> tuple[np.ndarray, np.ndarray]:
+    def image(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Intervals that contain all values on the intervals."""
         raise NotImplementedError
 
-    def offset(self, low, high, slope, side: int) -> np.ndarray:
+    def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int) -> np.ndarray:
         """Offsets with slope * x + offset below (side 1) or above (side -1) on the intervals."""
         raise NotImplementedError
 
-    def bent(self, low, high) -> np.ndarray:
+    def bent(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """Which entries of the argument are worth a tighter interval."""
         raise NotImplementedError
 
-    def slopes(self, low, high) -> tuple[np.ndarray, np.ndarray]:
+    def slopes(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The default slopes below and above. Any others are as safe."""
         raise NotImplementedError
 
 
-def hull_slope(x, f, side: int, at=None) -> np.ndarray:
+def hull_slope(x: np.ndarray, f: Any, side: int, at: Any = None) -> np.ndarray:
     """The slope of the lower (side 1) or upper hull of points (x, f), in the middle of all x.
 
     The first axis counts the points, from left to right. `at` is another place than the middle.
@@ -76,10 +76,10 @@ class Piecewise(Activation):
     numbers with the knot between them: pieces are checked on all of that.
     """
 
-    def __init__(self, kind: str, knots, slopes, offsets):
+    def __init__(self, kind: str, knots: Any, slopes: Any, offsets: Any):
         self.kind, self.knots, self.pieces = kind, knots, list(zip(slopes, offsets, strict=True))
 
-    def _ends(self, low, high):
+    def _ends(self, low: np.ndarray, high: np.ndarray):
         """(slope, offset, where, x) for both ends of every piece; it meets the box `where`."""
         starts = [-math.inf, *(before for before, _ in self.knots)]
         ends = [*(after for _, after in self.knots), math.inf]
@@ -89,7 +89,7 @@ class Piecewise(Activation):
             for x in (first, last):
                 yield slope, offset, where, np.where(where, x, 0)
 
-    def _least(self, low, high, slope, side: int) -> np.ndarray:
+    def _least(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int) -> np.ndarray:
         """A lower bound on side * (f(x) - slope * x), exact where nothing is rounded."""
         least = np.full(np.shape(low), np.inf)
         for s, t, where, x in self._ends(low, high):
@@ -102,17 +102,17 @@ class Piecewise(Activation):
             least = np.where(where, np.minimum(least, side * (product + t) - off), least)
         return least
 
-    def image(self, low, high):
+    def image(self, low: np.ndarray, high: np.ndarray):
         zero = np.zeros(np.shape(low))
         return self._least(low, high, zero, 1), -self._least(low, high, zero, -1)
 
-    def offset(self, low, high, slope, side):
+    def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int):
         return side * self._least(low, high, slope, side)
 
-    def bent(self, low, high):
+    def bent(self, low: np.ndarray, high: np.ndarray):
         return np.any([(low < after) & (high > before) for before, after in self.knots], axis=0)
 
-    def slopes(self, low, high):
+    def slopes(self, low: np.ndarray, high: np.ndarray):
         knots = [np.clip(before, low, high) for before, _ in self.knots]
         x = np.stack([low, *knots, high])
         f = np.zeros(x.shape)
@@ -126,10 +126,10 @@ class Maximum(Activation):
 
     kind = "max"
 
-    def image(self, low, high):
+    def image(self, low: np.ndarray, high: np.ndarray):
         return low.max(axis=-1), high.max(axis=-1)
 
-    def offset(self, low, high, slope, side):
+    def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int):
         size = np.abs(slope) * np.maximum(np.abs(low), np.abs(high))
         slip = (8 * low.shape[-1] + 32) * EPS
         floor, ceiling = self.image(low, high)
@@ -148,11 +148,11 @@ class Maximum(Activation):
         largest = np.maximum(np.abs(low), np.abs(high)).max(axis=-1)
         return value + 2 * slip * (size.sum(axis=-1) + largest) + TINY
 
-    def bent(self, low, high):
+    def bent(self, low: np.ndarray, high: np.ndarray):
         rivals = high > low.max(axis=-1, keepdims=True)
         return rivals & (rivals.sum(axis=-1, keepdims=True) > 1)
 
-    def slopes(self, low, high):
+    def slopes(self, low: np.ndarray, high: np.ndarray):
         first = np.zeros(low.shape)
         np.put_along_axis(first, high.argmax(axis=-1)[..., None], 1, axis=-1)
         # max x <= t + sum of max(x_j - t, 0) <= t + the sum of their chords, for any level t; the
@@ -178,11 +178,11 @@ class Product(Activation):
 
     kind = "product"
 
-    def image(self, low, high):
+    def image(self, low: np.ndarray, high: np.ndarray):
         zero = np.zeros(low.shape)
         return self.offset(low, high, zero, 1), self.offset(low, high, zero, -1)
 
-    def offset(self, low, high, slope, side):
+    def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int):
         best = np.inf
         for x in (low[..., 0], high[..., 0]):
             for y in (low[..., 1], high[..., 1]):
@@ -193,11 +193,11 @@ class Product(Activation):
                 best = np.minimum(best, value)
         return side * best
 
-    def bent(self, low, high):
+    def bent(self, low: np.ndarray, high: np.ndarray):
         wide = high > low
         return wide & wide.all(axis=-1, keepdims=True)
 
-    def slopes(self, low, high):
+    def slopes(self, low: np.ndarray, high: np.ndarray):
         # The planes that touch two opposite corners meet in the middle; this is between them.
         middle = 0.5 * low + 0.5 * high
         return middle[..., ::-1], middle[..., ::-1]
@@ -212,7 +212,9 @@ class Steps(Activation):
     def __init__(self, kind: str, value: Callable, jump: Callable):
         self.kind, self.value, self.jump = kind, value, jump
 
-    def corners(self, low, high, side: int) -> tuple[np.ndarray, np.ndarray]:
+    def corners(
+        self, low: np.ndarray, high: np.ndarray, side: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The corners (x, f) of the closed graph that matter below or above, from left to right.
 
         All corners at jumps lie on a line, so that the first and the last are enough.
@@ -225,10 +227,10 @@ class Steps(Activation):
         values = [first, first + over, last - climbs + over, last]
         return np.stack([low, begin, stop, high]), np.stack(values)
 
-    def image(self, low, high):
+    def image(self, low: np.ndarray, high: np.ndarray):
         return self.value(low), self.value(high)
 
-    def offset(self, low, high, slope, side):
+    def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int):
         x, f = self.corners(low, high, side)
         product = slope * x
         # Rounded are the place and the value of a corner far out, the product and the difference.
@@ -236,10 +238,10 @@ class Steps(Activation):
         off = np.where((slope == 0) | (x == 0), 0, off)
         return side * (side * (f - product) - off).min(axis=0)
 
-    def bent(self, low, high):
+    def bent(self, low: np.ndarray, high: np.ndarray):
         return self.value(low) != self.value(high)
 
-    def slopes(self, low, high):
+    def slopes(self, low: np.ndarray, high: np.ndarray):
         below, above = (hull_slope(*self.corners(low, high, side), side) for side in (1, -1))
         return below, above
 
@@ -250,7 +252,7 @@ class Sign(Steps):
     def __init__(self):
         super().__init__("sign", np.sign, np.zeros_like)
 
-    def corners(self, low, high, side):
+    def corners(self, low: np.ndarray, high: np.ndarray, side: int):
         first, last = np.sign(low), np.sign(high)
         limit = np.minimum(first, 0) if side > 0 else np.maximum(last, 0)
         inner = np.where(first == last, first, limit)

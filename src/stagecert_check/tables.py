@@ -55,30 +55,30 @@ class Form:
 class Square(Form):
     """x * x."""
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         return x * x, EPS * (x * x) + TINY
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         return 2 * x, np.zeros(x.shape)
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         return np.full(x.shape, 2.0)
 
 
 class Softsign(Form):
     """x / (1 + |x|)."""
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         # Two roundings, each of less than EPS / 2.
         found = x / (1 + np.abs(x))
         return found, 2 * EPS * np.abs(found) + TINY
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         # 1 + |x| is squared, which doubles its relative error: five roundings.
         found = 1 / (1 + np.abs(x)) ** 2
         return found, 4 * EPS * found + TINY
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         return -2 * np.sign(x) / (1 + np.abs(x)) ** 3
 
 
@@ -88,24 +88,24 @@ class Power(Form):
     def __init__(self, exponent: int):
         self.exponent = exponent
 
-    def _raised(self, x, exponent: int):
+    def _raised(self, x: np.ndarray, exponent: int):
         found = np.ones(x.shape)
         for _ in range(exponent):
             found = found * x
         return found
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         found = self._raised(x, self.exponent)
         return found, self.exponent * EPS * np.abs(found) + self._lost(x)
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         found = self.exponent * self._raised(x, self.exponent - 1)
         return found, self.exponent * EPS * np.abs(found) + self.exponent * self._lost(x)
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         return self.exponent * (self.exponent - 1) * self._raised(x, self.exponent - 2)
 
-    def _lost(self, x):
+    def _lost(self, x: np.ndarray):
         """What underflows, times the factors that come after."""
         return self.exponent * TINY * np.maximum(1, np.abs(self._raised(x, self.exponent)))
 
@@ -113,32 +113,32 @@ class Power(Form):
 class Inverse(Form):
     """1 / x."""
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         found = 1 / x
         return found, EPS * np.abs(found) + TINY
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         found = -1 / (x * x)
         # Three roundings, and a square that underflows makes it infinite.
         return found, 3 * EPS * np.abs(found) + TINY
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         return 2 / (x * x * x)
 
 
 class Root(Form):
     """The square root, which IEEE 754 rounds correctly."""
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         found = np.sqrt(x)
         return found, EPS * found
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         # At zero it is infinite: any number does for a search, and nothing else may be based on it.
         found = 0.5 / np.sqrt(np.maximum(x, _LEAST))
         return found, np.where(x < _LEAST, np.inf, 2 * EPS * found)
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         x = np.maximum(x, _LEAST)
         return -0.25 / (x * np.sqrt(x))
 
@@ -151,18 +151,18 @@ class Log(Form):
         two = arb(2).log()
         self._two, self._off = float(two.mid()), _above(abs(two - float(two.mid())))
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         mantissa, exponent = np.frexp(x)
         found, off = self._table.value(mantissa)
         whole = exponent * self._two
         size = np.abs(found) + np.abs(whole)
         return found + whole, off + self._off * np.abs(exponent) + 2 * EPS * size + TINY
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         found = 1 / x
         return found, EPS * np.abs(found) + TINY
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         return -1 / (x * x)
 
 
@@ -186,20 +186,20 @@ class Table(Form):
             if limit is not None
         ]
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         return self._evaluate(x, self._values, lambda tail, x: tail.value(x))
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         return self._evaluate(x, self._slopes, lambda tail, x: tail.slope(x))
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         cell, distance = self._cell(x)
         found = np.zeros(x.shape)
         for k, row in enumerate(self._slopes[0][:-1]):
             found = found * distance + (_DEGREE - 1 - k) * row[cell]
         return found
 
-    def _cell(self, x):
+    def _cell(self, x: np.ndarray):
         """The cells that numbers are in, and how far from the centre. Nothing is rounded:
 
         scaling by a power of two is exact, and a number's distance to the nearest centre is a
@@ -217,7 +217,7 @@ class Table(Form):
             self._make(int(block))
         return cell, distance
 
-    def _evaluate(self, x, table, by_tail) -> Result:
+    def _evaluate(self, x: np.ndarray, table: Any, by_tail: Any) -> Result:
         cell, distance = self._cell(x)
         coefficients, errors = table
         error, found = errors[cell], coefficients[0][cell]
@@ -295,12 +295,12 @@ class _Tail:
         self.steep = _above(abs(series[1] - p) + abs(p - self.p))
         self.loose = _above(abs(p - self.p))
 
-    def value(self, x) -> Result:
+    def value(self, x: np.ndarray) -> Result:
         product = self.p * x
         size = np.abs(product) + abs(self.q)
         return product + self.q, self.rest + self.loose * np.abs(x) + 2 * EPS * size + TINY
 
-    def slope(self, x) -> Result:
+    def slope(self, x: np.ndarray) -> Result:
         return np.full(x.shape, self.p), np.full(x.shape, self.steep)
 
 
@@ -311,13 +311,13 @@ class Line(Form):
         (p, q) = limit
         self._tail = _Tail(lambda x: p * x + q, limit, 1)
 
-    def value(self, x):
+    def value(self, x: np.ndarray):
         return self._tail.value(x)
 
-    def slope(self, x):
+    def slope(self, x: np.ndarray):
         return self._tail.slope(x)
 
-    def curvature(self, x):
+    def curvature(self, x: np.ndarray):
         return np.zeros(x.shape)
 
 
@@ -344,7 +344,7 @@ class Part:
     bend: int | None
     form: Form
 
-    def least(self, start, end, slope, side: int) -> Result:
+    def least(self, start: np.ndarray, end: np.ndarray, slope: np.ndarray, side: int) -> Result:
         """Lower bounds on side * (f(x) - slope * x) on intervals, and how loose they are.
 
         Intervals are (n,), slopes (rows, n).
@@ -374,7 +374,7 @@ class Part:
             found[inner], loose[inner] = self._tangent(x, begin, stop, a, side)
         return found, loose
 
-    def _rest(self, x, slope, side: int) -> Result:
+    def _rest(self, x: np.ndarray, slope: np.ndarray, side: int) -> Result:
         """A lower bound on side * (f(x) - slope * x) at single places."""
         value, off = self.form.value(x)
         product = slope * x
@@ -382,19 +382,29 @@ class Part:
         lower = side * (value - product) - off * _GENEROUS - rounded
         return lower, np.broadcast_to(off, lower.shape)
 
-    def _rate(self, x, slope, side: int) -> Result:
+    def _rate(self, x: np.ndarray, slope: np.ndarray, side: int) -> Result:
         """The slope of that difference, and how far it is off."""
         rate, off = self.form.slope(x)
         return side * (rate - slope), off * _GENEROUS + EPS * (np.abs(rate) + np.abs(slope)) + TINY
 
-    def _tangent(self, x, start, end, slope, side: int) -> Result:
+    def _tangent(
+        self, x: np.ndarray, start: np.ndarray, end: np.ndarray, slope: np.ndarray, side: int
+    ) -> Result:
         value, loose = self._rest(x, slope, side)
         rate, off = self._rate(x, slope, side)
         fall = np.minimum((rate + off) * (start - x), (rate - off) * (end - x))
         loss = 8 * EPS * (np.abs(rate) + off) * (end - start) + TINY
         return value + np.minimum(fall, 0) - loss - EPS * np.abs(value), loose + np.abs(fall)
 
-    def _place(self, start, end, slope, side: int, falls, rises) -> np.ndarray:
+    def _place(
+        self,
+        start: np.ndarray,
+        end: np.ndarray,
+        slope: np.ndarray,
+        side: int,
+        falls: Any,
+        rises: Any,
+    ) -> np.ndarray:
         """Roughly where an increasing slope is zero; being right does not depend on it."""
         low, high, width = start.copy(), end.copy(), end - start
         places = np.clip(start + width * (-falls / (rises - falls)), start, end)
@@ -431,7 +441,9 @@ class Parts:
                 found[inside], off[inside] = part.form.value(x[inside])
         return found, off
 
-    def least(self, low, high, slope, side: int) -> tuple[np.ndarray, np.ndarray]:
+    def least(
+        self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Lower bounds on side * (f(x) - slope * x) on intervals, and which of them are tight.
 
         Intervals are (n,), slopes (rows, n).

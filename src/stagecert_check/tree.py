@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagecert_check.certificate import LEAF, Case, Leaf
+from stagecert_check.certificate import LEAF, Case, Leaf, Rows
 from stagecert_check.functions import Refused
 from stagecert_check.numbers import LARGEST
 
@@ -31,10 +31,30 @@ class Path:
 
 
 @dataclass(frozen=True, eq=False)
+class Station:
+    """A node of a tree below which intervals are tighter: the way to it, and the passes for it.
+
+    The forces of the way are zero: every row has its own. `above` is the last station before.
+    """
+
+    path: Path
+    boxes: tuple[Rows | None, ...]
+    above: "Station | None" = None
+
+    def leads_to(self, path: Path) -> bool:
+        """Whether a way goes through this node."""
+        count = len(self.path.neurons)
+        return all(
+            np.array_equal(getattr(self.path, name), getattr(path, name)[:count])
+            for name in ("neurons", "cuts", "sides")
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Task:
     """A case to refute on a leaf, by some multipliers, with a leaf's own slopes if any.
 
-    With a `path`, `leaf` is for all leaves of the tree.
+    With a `path`, `leaf` is for all leaves of the tree, and the leaf may be below a station.
     """
 
     case: int
@@ -44,6 +64,7 @@ class Task:
     multipliers: tuple[float, ...]
     leaf: Leaf | None = None
     path: Path | None = None
+    station: Station | None = None
 
 
 def boxes_of(tasks: Iterable[Task]) -> Iterator[tuple[Task, bytes]]:
@@ -67,6 +88,16 @@ class _Walk:
         self._above: list[tuple[int, float, float, bool]] = []  # (axis, cut, old end, is it below)
         self._path: list[tuple[int, float, int]] = []  # (neuron, cut, side)
         self._box: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def depth(self) -> int:
+        """How many cuts and splits there are on the way."""
+        return len(self._above)
+
+    @property
+    def cut(self) -> bool:
+        """Whether inputs are cut on the way."""
+        return len(self._above) > len(self._path)
 
     def box(self) -> tuple[np.ndarray, np.ndarray]:
         """The box of inputs; leaves that differ in splits of neurons share it."""
@@ -128,9 +159,19 @@ def leaves_of(number: int, case: Case, low, high, neurons: int) -> Iterator[Task
     forces, used = case.forces, 0
     walk = _Walk(low, high, 0 if forces is None else neurons)
     leaf, done = 0, False
-    for axis, at in zip(case.axes.tolist(), case.cuts.tolist(), strict=True):
+    stations: list[tuple[int, Station]] = []  # on the way, with their depths
+    for node, (axis, at) in enumerate(zip(case.axes.tolist(), case.cuts.tolist(), strict=True)):
         if done:
             raise Refused("a tree has more nodes than parts")
+        while stations and stations[-1][0] >= walk.depth:  # it is not above this node
+            stations.pop()
+        if node in case.stations:
+            if walk.cut:
+                raise Refused("a station is on a part of the box of inputs")
+            way = walk.path()
+            above = stations[-1][1] if stations else None
+            station = Station(Path(*way, np.zeros(len(way[0]))), case.stations[node], above)
+            stations.append((walk.depth, station))
         if axis != LEAF:
             walk.down(axis, at)
             continue
@@ -143,7 +184,9 @@ def leaves_of(number: int, case: Case, low, high, neurons: int) -> Iterator[Task
             if len(mine) < len(path[0]):
                 raise Refused("there are fewer forces than splits of neurons")
             used += len(mine)
-            yield Task(number, leaf, *walk.box(), multipliers, case.all, Path(*path, mine))
+            station = stations[-1][1] if stations else None
+            way = Path(*path, mine)
+            yield Task(number, leaf, *walk.box(), multipliers, case.all, way, station)
         leaf += 1
         done = not walk.on()
     if not done:

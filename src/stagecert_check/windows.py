@@ -1,5 +1,8 @@
 """Convolutions and pools."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from stagecert_check import linear
@@ -8,7 +11,7 @@ from stagecert_check.functions import Refused, Value, maximum
 from stagecert_check.graph import Call, handles
 
 
-def _window(call: Call, x: Value, kernel):
+def _window(call: Call, x: Value, kernel: Sequence[int]):
     """(strides, dilations, pads before, pads after, how many windows) along each axis."""
     rank, space = len(x.shape) - 2, x.shape[2:]
     if rank < 1 or len(kernel) != rank or min(kernel) < 1:
@@ -124,7 +127,14 @@ def _conv_transpose(call: Call):
     return _biased(call, call.apply(linear.ConvTranspose(conv, shape), x, shape=shape))
 
 
-def _positions(space, kernel, strides, dilations, before, count) -> list[np.ndarray]:
+def _positions(
+    space: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    before: Sequence[int],
+    count: Any,
+) -> list[np.ndarray]:
     """For each axis, (count, kernel): which entries each window covers; some are padding."""
     return [
         np.arange(c)[:, None] * s - b + np.arange(k) * d

@@ -270,6 +270,16 @@ def test_bad_data(changes, message):
         ConvexControl(**(GOOD | changes))
 
 
+def test_costs_that_are_no_number_or_not_convex_are_told():
+    box = dict(low=[-1.0, -1.0], high=1.0)
+    for cost, message in (
+        (lambda x, u: x**2, r"cost must return one number, .* of shape \(\d,\); jnp.sum"),
+        (lambda x, u: -jnp.sum(x**2), "The objective: it is not convex"),
+    ):
+        with pytest.raises(ProblemError, match=message):
+            control.solve(ConvexControl(**(GOOD | {"cost": cost}), **box))
+
+
 def test_bad_options():
     p = ConvexControl(**GOOD, low=[-1.0, -1.0], high=1.0)
     with pytest.raises(ProblemError, match="is for LinearQuadratic"):

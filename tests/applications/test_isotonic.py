@@ -347,7 +347,7 @@ def test_sweeps_by_arrays_equal_the_loops():
         multipliers, ahead = np.zeros(len(order.lower)), np.zeros(len(order.lower))
         step = np.full(len(order.lower), 0.02)
         momentum = module.ascend(
-            y, 1 / weight, order.lower, order.upper, step, multipliers, ahead, 1.0, 40
+            y, 1 / weight, (order.lower, order.upper), step, (multipliers, ahead), 1.0, 40
         )
         means = module.block_means(y, weight, multipliers, 1e-9, order.lower, order.upper, 3)
         after.append((momentum, multipliers, ahead, *means))

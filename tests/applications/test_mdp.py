@@ -586,6 +586,7 @@ R = np.zeros((3, 2))
         (Effects(R, np.zeros((4, 3, 2)), weights=sc.Simplex(3)), "weights: points of Simplex"),
         (sc.Box(jnp.ones((3, 2)), jnp.zeros((3, 2))), "Box is empty"),
         (sc.Box(np.zeros((2, 2)), np.ones((2, 2))), "Box of rewards has shape"),
+        (np.ones((2, 2)), r"rewards has shape \(2, 2\); .* make it \("),
         (sc.Ball(np.zeros((2, 3)), 1.0), "Ball.middle has shape"),
         (sc.Ball(jnp.asarray(R), -1.0), "radius"),
         (sc.Simplex(6), "Points of Simplex have shape"),
@@ -641,6 +642,8 @@ def test_bad_tables_are_named(step, message):
 def test_what_is_no_environment_is_named():
     with pytest.raises(sc.ProblemError, match="has no table"):
         mdp.from_gymnasium(3, 3)
+    with pytest.raises(sc.ProblemError, match=r"'FrozenLake-v1' has no table.*gymnasium\.make"):
+        mdp.from_gymnasium("FrozenLake-v1", 3)
 
 
 def test_ended_episodes_earn_nothing_more():

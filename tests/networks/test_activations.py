@@ -13,7 +13,7 @@ from stagecert import pieces
 from stagecert.errors import ProblemError
 from stagecert.networks import activations
 from stagecert.networks.activations import find
-from stagecert.networks.registering import register, register_relaxation
+from stagecert.networks.activations.registering import register, register_relaxation
 
 # Long doubles have eleven more bits than float64 on the machines that matter; where they do not,
 # they are float64, and the comparisons allow for it.

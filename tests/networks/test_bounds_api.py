@@ -63,6 +63,7 @@ WRONG = {
     "no rows": (dict(objectives=np.ones((0, 2))), "objectives has no rows"),
     "a nan in rows": (dict(objectives=np.array([[1, np.nan]])), r"not finite at \[0, 0, 1\]"),
     "method": (dict(method="magic"), "Unknown method 'magic'; known are ibp, backward, nonconvex"),
+    "no memory": (dict(memory=-1), "memory must be a positive number of GiB, not -1"),
     "precision": (dict(precision="half"), "one of 'float32', 'float64', 'tf32', not 'half'"),
     "intermediate": (dict(intermediate="guess"), "Unknown intermediate bounds 'guess'"),
     "intermediate's type": (dict(intermediate=3), "an Intermediate or intervals, not 3"),
@@ -91,6 +92,14 @@ def test_messages(what):
     arguments = dict(lower=LOW, upper=HIGH, intermediate="ibp") | changed
     with pytest.raises(ProblemError, match=message):
         networks.bound(NET, **arguments)
+
+
+def test_other_things_than_networks_and_points_of_another_size():
+    with pytest.raises(ProblemError, match=r"not function: from networks\.load"):
+        networks.bound(lambda x: x, LOW, HIGH)
+    with pytest.raises(ProblemError, match=r"shape \(batch, 3\), but has shape \(4,\)"):
+        NET(np.zeros(4))
+    assert repr(NET) == "Network(input (3,), 2 outputs, 8 nodes, 71 parameters)"
 
 
 def test_messages_of_several_inputs():
@@ -264,6 +273,9 @@ def test_the_method_of_intervals_is_intervals_throughout():
         for options in ({}, {"intermediate": "ibp"})
     )
     np.testing.assert_array_equal(plain.bound, told.bound)
+    # The network is evaluated once a box, and its value there serves for all objectives.
+    assert plain.inputs.shape == (*plain.bound.shape, *NET.input_shapes[0])
+    np.testing.assert_array_equal(plain.value, plain.attained)
     finer = networks.bound(NET, LOW, HIGH, method="ibp", intermediate="backward")
     assert np.any(finer.bound > plain.bound)
 

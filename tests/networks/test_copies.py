@@ -4,7 +4,7 @@ import numpy as np
 
 from stagecert import networks
 from stagecert.networks import from_jax
-from stagecert.networks.relaxation import copied, split
+from stagecert.networks.bounding.relaxation import copied, split
 
 
 def test_factors_of_a_matrix_product_are_repeated():

@@ -12,9 +12,9 @@ from scipy.optimize import linprog
 
 import stagecert as sc
 from stagecert import networks
-from stagecert.networks import neurons
-from stagecert.networks.envelope_bounds import Limits, improve
-from stagecert.networks.programs import program_of
+from stagecert.networks.bounding import neurons
+from stagecert.networks.bounding.envelope_bounds import Limits, improve
+from stagecert.networks.bounding.programs import program_of
 from stagecert_check.bounds import Facts
 from stagecert_check.numbers import Arithmetic
 

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from stagecert import networks  # noqa: E402
 from stagecert.errors import ProblemError  # noqa: E402
 from stagecert.networks import operations as op  # noqa: E402
-from stagecert.networks.torch import from_torch  # noqa: E402
+from stagecert.networks.importers.torch import from_torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -118,8 +118,21 @@ def test_activations(name):
 
 def test_softplus_with_settings():
     assert kinds(agree(nn.Softplus(beta=3.0), (4,))) == ["softplus"]
-    with pytest.raises(ProblemError, match="Where"):  # a jump that can be seen
-        from_torch(nn.Softplus(threshold=1.0), torch.zeros(1, 4))
+    # A jump that can be seen.
+    assert kinds(agree(nn.Softplus(threshold=1.0), (4,))) == ["reverting_softplus"]
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Softmax(-1), (4,)),
+        (nn.LayerNorm(4), (4,)),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (3, 4)),
+    ],
+    ids=["softmax", "layer norm", "attention"],
+)
+def test_parts_of_transformers(module, shape):
+    agree(module, shape)
 
 
 def test_several_inputs():
@@ -140,12 +153,10 @@ def test_modes_are_left_alone():
 @pytest.mark.parametrize(
     ("module", "shape", "text"),
     [
-        (nn.Softmax(-1), (4,), "Softmax"),
-        (nn.LayerNorm(4), (4,), "LayerNormalization"),
-        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (3, 4), "Softmax"),
-        (nn.Sequential(nn.Softmax(-1), nn.LayerNorm(4)), (4,), "2 nodes"),
+        (nn.PixelShuffle(2), (4, 2, 2), "DepthToSpace"),
+        (nn.Sequential(nn.PixelShuffle(2), nn.PixelShuffle(2)), (16, 2, 2), "2 nodes"),
     ],
-    ids=["softmax", "layer norm", "attention", "both"],
+    ids=["one", "both"],
 )
 def test_refused(module, shape, text):
     with pytest.raises(ProblemError, match=text):
@@ -161,6 +172,12 @@ def test_what_cannot_be_exported():
     with pytest.raises(ProblemError, match="cannot export"):
         from_torch(module, torch.zeros(1, 3))
     assert module.training
+
+
+def test_an_example_of_another_size_is_told_in_a_line(capfd):
+    with pytest.raises(ProblemError, match=r"fails on the example, of shape \(1, 5\): .*1x5"):
+        from_torch(nn.Linear(3, 2), torch.zeros(1, 5))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_bad_examples():

@@ -16,11 +16,11 @@ from flint import fmpq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.fuzz import exact, graph_run, graphs
+from benchmarks.fuzz import exact, graph_run, graphs, points
 from benchmarks.fuzz.checks import Checks, Shares, property_text
 from benchmarks.fuzz.mutant_run import hunt
 from benchmarks.fuzz.mutants import all_mutants
-from stagecert.networks.onnx import supported
+from stagecert.networks.importers.onnx.model import supported
 from stagecert_check import properties
 
 CHEAP = Shares(ibp=0, backward=0, compiled=0, forged=0.3, rational=0.1, proofs=0, verify=0)
@@ -134,3 +134,12 @@ def test_there_are_mutants_of_many_operators():
     mutants = all_mutants()
     assert sum(one.side == "importer" for one in mutants.values()) >= 30
     assert sum(one.side == "checker" for one in mutants.values()) >= 30
+
+
+def test_points_and_corners_are_above_bounds_and_a_planted_fault_is_found(monkeypatch):
+    record = points.run(30, 3)
+    assert record["failures"] == []
+    assert record["done"]["points"] >= 300
+    right = points.lower_bounds
+    monkeypatch.setattr(points, "lower_bounds", lambda *args: right(*args) + 0.5)
+    assert points.run(30, 3)["failures"]

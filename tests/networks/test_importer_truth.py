@@ -19,8 +19,8 @@ from test_onnx import Graph, ints, number, refusal
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import operations as op
-from stagecert.networks.onnx import describe, load
-from stagecert.networks.smooth import TANH_CUBES
+from stagecert.networks.activations.smooth import TANH_CUBES
+from stagecert.networks.importers.onnx.model import describe, load
 
 METHODS = ("ibp", "backward")
 

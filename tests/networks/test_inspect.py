@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stagecert.cli import app
-from stagecert.networks.onnx import describe
+from stagecert.networks.importers.onnx.model import describe
 
 GOOD = """
     <ir_version: 8, opset_import: ["" : 17]>

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stagecert.networks.activations import find
-from stagecert.networks.products import product_image, product_wedge
+from stagecert.networks.activations.products import product_image, product_wedge
 
 Long = np.longdouble
 COUNT, INSIDE = 90, 41  # intervals, and points in each

@@ -9,8 +9,8 @@ import pytest
 
 from stagecert import networks
 from stagecert.errors import ProblemError
-from stagecert.networks import bounds
-from stagecert.networks.held import Held
+from stagecert.networks.bounding import bounds
+from stagecert.networks.bounding.held import Held
 from stagecert.networks.operations import Conv
 from stagecert.networks.operations import _own_conv as own_conv
 from stagecert.solution import Status

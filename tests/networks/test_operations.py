@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from stagecert.networks.bounding.backward import added
 from stagecert.networks.operations import Conv
 
 
@@ -33,3 +34,23 @@ def test_the_way_back_of_a_convolution_in_float64(strides, dilation, kernel, pad
         np.testing.assert_allclose(
             back(cotangent)[0], expected_back(cotangent)[0], rtol=0, atol=1e-13
         )
+
+
+def test_the_size_of_a_convolution_covers_all_of_its_terms():
+    draw = np.random.default_rng(1)
+    conv = Conv((2, 1), ((1, 0), (2, 1)), (1, 1), (1, 1), groups=2)
+    with jax.enable_x64(True):
+        weights = jnp.asarray(draw.normal(size=(4, 1, 2, 3)))
+        x = jnp.asarray(draw.normal(size=(1, 2, 5, 6)) * 10.0 ** draw.integers(-3, 3, (1, 2, 5, 6)))
+        terms = conv(jnp.abs(weights), jnp.abs(x))
+        assert np.all(conv.size(weights, x) >= terms * (1 - 1e-12))
+        # What is as large everywhere is counted as it is.
+        same = conv(jnp.abs(weights), jnp.full_like(x, 7.0))
+        np.testing.assert_allclose(conv.size(weights, jnp.full_like(x, -7.0)), same, rtol=1e-13)
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 67, 128])
+def test_sums_in_parts_have_all_entries(count):
+    """Whole numbers, which are added up without rounding."""
+    x = np.random.default_rng(2).integers(-1000, 1000, (1, count)).astype(np.float32)
+    assert added(jnp.asarray(x)) == x.sum(dtype=np.int64)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from stagecert import networks
+from stagecert.networks.bounding.relaxation import split
+from stagecert.networks.bounding.stepwise import Passes
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import split
-from stagecert.networks.stepwise import Passes
 from stagecert.problem import as_arrays
 
 DRAW = np.random.default_rng(0)

@@ -7,13 +7,13 @@ import pytest
 
 from stagecert import networks
 from stagecert.networks import operations as op
+from stagecert.networks.bounding.intermediate import Intermediate
+from stagecert.networks.bounding.relaxation import split
+from stagecert.networks.bounding.search import backward_bounds, relax
+from stagecert.networks.bounding.stepwise import Passes
+from stagecert.networks.bounding.windows import Planner
 from stagecert.networks.graph import Builder
-from stagecert.networks.intermediate import Intermediate
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import split
-from stagecert.networks.search import backward_bounds, relax
-from stagecert.networks.stepwise import Passes
-from stagecert.networks.windows import Planner
 from stagecert.problem import as_arrays
 
 DRAW = np.random.default_rng(7)

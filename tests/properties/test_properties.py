@@ -392,6 +392,25 @@ def timed(text, match=None):
     assert time.process_time() - start < 10
 
 
+@pytest.mark.parametrize(
+    ("rows", "cases"),
+    [
+        ("(> Y_0 (+ Y_1 0.05)) (< Y_0 (- Y_1 0.05))", 0),
+        ("(> Y_0 (+ Y_1 0.05)) (< (* 2 Y_0) (+ (* 2 Y_1) 0.1))", 0),
+        ("(> Y_0 (+ Y_1 0.05)) (< (* 2 Y_0) (+ (* 2 Y_1) 0.1000001))", 1),
+        ("(>= Y_0 X_1) (<= Y_0 X_1)", 1),  # equal
+        ("(>= Y_0 X_1) (< Y_0 X_1)", 0),
+        ("(>= Y_0 1) (<= Y_0 2) (<= Y_0 0.5)", 0),
+        ("(>= Y_0 1) (<= Y_1 0.5)", 1),
+    ],
+)
+def test_cases_whose_rows_exclude_each_other_are_left_out(rows, cases):
+    property = load(OLD + OLD_BOX + f"(assert (and {rows}))")
+    assert (len(property.cases), property.dropped) == (cases, 1 - cases)
+    if not cases:
+        assert property.notes == ("Case 1 of 1 has no output: two of its rows exclude each other.",)
+
+
 def test_hostile_files_end_soon():
     box = OLD + OLD_BOX
     deep = MAX_DEPTH - 10

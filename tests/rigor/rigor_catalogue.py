@@ -154,6 +154,34 @@ COMPOSED = [
         "Resize", x, "", "", m.constant([1, 2, 21, 24]))),
 ]  # fmt: skip
 
+UNROLLED = [
+    Entry("einsum", lambda m, x: m.node("Einsum", x, m.weights(6, 4), equation="abcd,de->aceb")),
+    Entry("einsum of variables", lambda m, x: m.node(
+        "Einsum", x, m.node("Relu", x), equation="abcd,abed->ace"), (1, 2, 3, 2), slack=1e-11),
+    Entry("einsum of one", _one("Einsum", equation="abcd->ca")),
+    Entry("lstm", lambda m, x: m.node(
+        "LSTM", x, m.weights(2, 8, 2), m.weights(2, 8, 2), m.weights(2, 16), hidden_size=2,
+        direction="bidirectional"), (2, 1, 2), slack=1e-10),
+    Entry("lstm with states", lambda m, x: m.node(
+        "LSTM", x, m.weights(1, 8, 2), m.weights(1, 8, 2), m.weights(1, 16), "",
+        m.weights(1, 1, 2), m.weights(1, 1, 2), hidden_size=2), (2, 1, 2), slack=1e-10),
+    Entry("gru", lambda m, x: m.node(
+        "GRU", x, m.weights(1, 6, 2), m.weights(1, 6, 2), m.weights(1, 12), hidden_size=2),
+        (2, 1, 2), slack=1e-10),
+    Entry("gru, linear first", lambda m, x: m.node(
+        "GRU", x, m.weights(1, 6, 2), m.weights(1, 6, 2), m.weights(1, 12), hidden_size=2,
+        linear_before_reset=1, direction="reverse"), (2, 1, 2), slack=1e-10),
+    Entry("rnn", lambda m, x: m.node(
+        "RNN", x, m.weights(1, 2, 2), m.weights(1, 2, 2), hidden_size=2), (3, 1, 2), slack=1e-10),
+    Entry("resize, linear", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 2.0, 1.5]), mode="linear")),
+    Entry("resize, linear to corners", lambda m, x: m.node(
+        "Resize", x, "", "", m.constant([1, 2, 5, 3]), mode="linear",
+        coordinate_transformation_mode="align_corners")),
+    Entry("scattered", lambda m, x: m.node(
+        "ScatterND", x, m.constant([[0, 1]]), m.weights(1, 7, 6))),
+]  # fmt: skip
+
 # Products of two variables, and what only looks like a spelt out activation.
 PRODUCTS = [
     Entry("product", lambda m, x: m.node("Mul", x, m.node("Relu", x))),
@@ -470,7 +498,8 @@ WIDER = [
 ]  # fmt: skip
 
 READ = [
-    *LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *BRANCHES, *CONSTANTS, *OLD
+    *LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *UNROLLED, *BRANCHES, *CONSTANTS,
+    *OLD,
 ]  # fmt: skip
 
 # What both the checker and the importer refuse.
@@ -478,8 +507,13 @@ REFUSED = [
     Entry("hardmax", _one("Hardmax")),
     Entry("resize by a half", lambda m, x: m.node(
         "Resize", x, "", m.constant([1.0, 1.0, 1.5, 1.0]))),
-    Entry("resize, linear", lambda m, x: m.node(
-        "Resize", x, "", m.constant([1.0, 1.0, 2.0, 2.0]), mode="linear")),
+    Entry("resize, cubic", lambda m, x: m.node(
+        "Resize", x, "", m.constant([1.0, 1.0, 2.0, 2.0]), mode="cubic")),
+    Entry("diagonal", _one("Einsum", equation="abcc->abc"), (1, 2, 3, 3)),
+    Entry("scattered and added", lambda m, x: m.node(
+        "ScatterND", x, m.constant([[0]]), m.weights(1, 2, 7, 6), reduction="add")),
+    Entry("lstm, clipped", lambda m, x: m.node(
+        "LSTM", x, m.weights(1, 8, 2), m.weights(1, 8, 2), hidden_size=2, clip=1.0), (2, 1, 2)),
     Entry("mean of layer normalization", lambda m, x: m.node("Add", *m.node(
         "LayerNormalization", x, m.weights(6), outputs=2))),
     Entry("by zero", _one("Div", 0.0)),

@@ -23,7 +23,7 @@ from flint import arb, ctx, fmpq
 from onnx import TensorProto, helper, numpy_helper
 
 from stagecert import networks
-from stagecert.networks import bounds
+from stagecert.networks.bounding import bounds
 from stagecert_check import graph, operators  # noqa: F401  (operators registers itself)
 from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.numbers import Arithmetic

@@ -129,7 +129,7 @@ def test_every_operator_and_activation_in_one_network(tmp_path):
     report = check(*files.paths)
     assert report.accepted, report.reasons
     # The activations are in the order of the library's own reader.
-    from stagecert.networks.relaxation import split
+    from stagecert.networks.bounding.relaxation import split
 
     program = graph.read(model.SerializeToString(), Arithmetic())
     parts = split(networks.load(files.paths[0]))
@@ -229,7 +229,7 @@ def test_malformed_certificates_are_rejected(searched, tmp_path):
     multipliers = header["cases"][which]["multipliers"]
     for values in ([[-1.0]], [[0.0]], [[np.nan]], [[1.0, 1.0]], [1.0]):
         assert rejected(lambda h, a, c, v=values: a.update({multipliers: np.array(v)}))
-    for change in ({"version": 3}, {"version": True}, {"format": "other"}):
+    for change in ({"version": 4}, {"version": True}, {"format": "other"}):
         with pytest.raises(ProblemError):
             searched.changed(tmp_path, header | change, arrays)
 

@@ -4,8 +4,8 @@ import pytest
 import rigor_catalogue as catalogue
 
 from stagecert.errors import ProblemError
-from stagecert.networks import onnx as importer
-from stagecert_check import graph, operators  # noqa: F401  (operators registers itself)
+from stagecert.networks.importers.onnx import model as importer
+from stagecert_check import checker, graph  # noqa: F401  (the checker registers operators)
 from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic
 

@@ -5,7 +5,11 @@ import pytest
 import rigor_catalogue as catalogue
 import rigor_models as models
 
-from stagecert_check import graph, operators
+from stagecert_check import (
+    checker,  # noqa: F401  (it registers all operators)
+    graph,
+    operators,
+)
 from stagecert_check.bounds import Facts
 from stagecert_check.functions import Refused
 from stagecert_check.linear import Linear

@@ -9,8 +9,8 @@ import rigor_models as models
 import rigor_trees
 from flint import fmpq
 
-from stagecert.networks.envelope import Envelope
-from stagecert.networks.envelope_search import search
+from stagecert.networks.bounding.envelope import Envelope
+from stagecert.networks.bounding.envelope_search import search
 from stagecert.verify import splitting, verify
 from stagecert.verify.certificates import Above, Arrays, Leaf
 from stagecert.verify.models import OpenModel

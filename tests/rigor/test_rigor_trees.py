@@ -23,6 +23,7 @@ from stagecert_check import certificate as certificate_
 from stagecert_check import check, command, properties
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
+from stagecert_check.functions import Refused
 
 
 def _problem(seed: int, activation="Relu"):
@@ -262,6 +263,91 @@ def test_boxes_of_the_whole_case_hold_on_its_parts():
             assert truth is None or rigor_exact.exact(bound) <= truth
         better += int(np.sum(found > plain + 1e-9))
     assert better > 0
+
+
+def _stations(random, tree, inputs: int) -> dict:
+    """Passes with random slopes and forces for the second activation, at some nodes of a tree."""
+    found, open_ = (
+        {},
+        [(0, False)],
+    )  # (splits of neurons, whether inputs are cut) of what is to come
+    for node, axis in enumerate(tree.axes.tolist()):
+        splits, cut = open_.pop()
+        if not cut and random.integers(3):
+            entries = np.tile(np.arange(4, dtype="<i4"), 2)
+            sides = np.repeat([1, -1], 4).astype("<i4")
+            slopes = random.uniform(0, 1, (8, 1, 5)).astype("<f2")
+            forces = random.exponential(size=(8, splits)) * random.integers(2, size=(8, splits))
+            rows = certificates.Rows(entries, sides, ((slopes, None),), forces.astype("<f4"))
+            found[node] = None, rows
+        if axis >= 0:
+            open_ += [(splits + (axis >= inputs), cut or axis < inputs)] * 2
+    return found
+
+
+def test_intervals_that_are_derived_at_nodes_hold_on_their_leaves():
+    """Some bounds are better with stations, and none is above the exact minimum."""
+    better = checked = 0
+    for seed in (2, 4, 7, 9, 18, 24):
+        random, model, text = _problem(seed)
+        checkers = [rigor_trees.checker_of(model, text, exact) for exact in (False, True)]
+        tree = replace(rigor_trees.random_tree(random, checkers[0]), slopes=())
+        tasks, plain = rigor_trees.bounds_of(checkers[0], tree)
+        tree = replace(tree, stations=_stations(random, tree, 2))
+        _, found = rigor_trees.bounds_of(checkers[0], tree)
+        _, exact = rigor_trees.bounds_of(checkers[1], tree)
+        case, pieces = _pieces(checkers[0], model)
+        for task, bound, other in zip(tasks, found, exact, strict=True):
+            truth = rigor_trees.exact_minimum(pieces, case, task)
+            if truth is not None:
+                checked += 1
+                assert rigor_exact.exact(bound) <= truth
+                assert abs(bound - other) <= 1e-9 * (1 + abs(other))
+        better += int(np.sum(found > plain + 1e-9))
+    assert checked > 15
+    assert better > 3
+
+
+def test_a_station_is_for_the_leaves_below_it():
+    """Its intervals, and passes of others, are of no use elsewhere."""
+    _, model, text = _problem(4)
+    checker = rigor_trees.checker_of(model, text)
+    # Neuron 0 is split, and its part above again: the station is at the part below.
+    tree = Branches(0, [2, -1, 3, -1, -1], np.zeros(5), np.ones((3, 2)), np.zeros(5))
+    rows = certificates.Rows(np.arange(4, dtype="<i4"), np.ones(4, "<i4"), (None,),
+                             np.ones((4, 1), "<f4"))  # fmt: skip
+    for node, below in ((0, (0, 1, 2)), (1, (0,)), (2, (1, 2)), (4, (2,))):
+        splits = {0: 0, 1: 1, 2: 1, 4: 2}[node]
+        own = replace(rows, forces=np.ones((4, splits), "<f4"))
+        arrays = certificates.Arrays()
+        case = arrays.tree(replace(tree, stations={node: (None, own)}))
+        tasks = list(checker.tasks(0, case))
+        assert [task.number for task in tasks if task.station] == list(below)
+        assert all(task.station.leads_to(task.path) for task in tasks if task.station)
+
+
+def test_stations_that_are_none_are_refused():
+    _, model, text = _problem(4)
+    checker = rigor_trees.checker_of(model, text)
+    low = float(checker.wanted.cases[0].inputs.lower64[0])
+    entries, sides = np.arange(4, dtype="<i4"), np.ones(4, "<i4")
+
+    def rows(force: float):
+        return certificates.Rows(entries, sides, (), np.full((4, 1), force, "<f4"))
+
+    cut = Branches(0, [0, -1, -1], [low] * 3, np.ones((2, 2)), np.zeros(0))
+    # Neuron 5 is the first of the second activation.
+    early, late = (
+        Branches(0, [axis, -1, -1], np.zeros(3), np.ones((2, 2)), np.zeros(2)) for axis in (2, 7)
+    )
+    for tree, station, why in (
+        (cut, (None, rows(0)), "a part of the box"),
+        (early, (None, rows(-1)), "must not be negative"),
+        (early, (None, rows(1e31)), "too large"),
+        (late, (rows(1), None), "comes later"),
+    ):
+        with pytest.raises(Refused, match=why):
+            rigor_trees.bounds_of(checker, replace(tree, stations={1: station}))
 
 
 def _values(checker, points):

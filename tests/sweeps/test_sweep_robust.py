@@ -27,7 +27,7 @@ def run():
 
 def test_rows_do_not_depend_on_which_images_come_together(run):
     """So a batch whose process died twice can be taken apart without any change of the table."""
-    work = pickle.loads(pickle.dumps(run._work))
+    work = pickle.loads(pickle.dumps(run.work))
     compute = work.prepare()
 
     def rows(size: int) -> list[tuple]:
@@ -46,12 +46,12 @@ def test_an_image_that_fails_is_an_error_in_the_table(run):
             def rows(items):
                 if any(item.place == 5 for item in items):
                     raise RuntimeError("RESOURCE_EXHAUSTED")
-                return [run._work.failed(item, "") for item in items]
+                return [run.work.failed(item, "") for item in items]
 
             return rows
 
         def failed(self, item: Item, why: str) -> Row:
-            return run._work.failed(item, why)
+            return run.work.failed(item, why)
 
     with Store(None, CONFIGURATION) as store:
         sweeps.run(run.items, Fails(), store, batch=BATCH)
@@ -62,7 +62,7 @@ def test_an_image_that_fails_is_an_error_in_the_table(run):
     assert found[5].data["status"] == "error"
     assert found[5].data["note"] == "RuntimeError: RESOURCE_EXHAUSTED"
     assert not found[5].data["certified"]
-    assert found[5].data["label"] == run._work._data.labels[5]
+    assert found[5].data["label"] == run.work._data.labels[5]
 
 
 def test_options_say_which_engine(monkeypatch):

@@ -6,7 +6,7 @@ from exact import dense, random_layers, vnnlib
 from onnx import TensorProto, helper, numpy_helper
 
 from stagecert.errors import Disagreement
-from stagecert.networks.onnx import CONVERTERS
+from stagecert.networks.importers.onnx.model import CONVERTERS
 from stagecert.verify import agreement
 from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import groups_of

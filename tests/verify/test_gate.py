@@ -8,9 +8,10 @@ import pytest
 from exact import dense, random_layers, smallest_violation, vnnlib
 
 from stagecert.errors import ProblemError
-from stagecert.networks import onnx, onnx_nodes  # noqa: F401  (onnx registers operators)
 from stagecert.networks import operations as op
 from stagecert.networks.graph import Builder
+from stagecert.networks.importers.onnx import model as importer  # noqa: F401  (registers operators)
+from stagecert.networks.importers.onnx import nodes
 from stagecert.robust import robust
 from stagecert.robust.work import Work
 from stagecert.verify import Verification, agreement, proving, verify
@@ -23,13 +24,13 @@ LOW, HIGH = (-1, -1), (1, 1)
 @pytest.fixture
 def faulty(monkeypatch):
     """An importer that loses all biases of Gemm; nothing else notices."""
-    right = onnx_nodes.CONVERTERS["Gemm"]
+    right = nodes.CONVERTERS["Gemm"]
 
     def wrong(call):
         call.inputs = call.inputs[:2]
         return right(call)
 
-    monkeypatch.setitem(onnx_nodes.CONVERTERS, "Gemm", wrong)
+    monkeypatch.setitem(nodes.CONVERTERS, "Gemm", wrong)
     unseen(monkeypatch)
 
 
@@ -181,13 +182,13 @@ def test_models_that_the_checker_does_not_cover_certify_no_images(monkeypatch):
 
 
 FAULTY = """
-from stagecert.networks import onnx_nodes
-import stagecert.networks.onnx
-right = onnx_nodes.CONVERTERS["Gemm"]
+from stagecert.networks.importers.onnx import nodes
+import stagecert.networks.importers.onnx.model
+right = nodes.CONVERTERS["Gemm"]
 def wrong(call):
     call.inputs = call.inputs[:2]
     return right(call)
-onnx_nodes.CONVERTERS["Gemm"] = wrong
+nodes.CONVERTERS["Gemm"] = wrong
 from stagecert.verify import agreement
 from stagecert.verify.replay import Replay
 if agree:

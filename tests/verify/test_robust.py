@@ -14,9 +14,9 @@ from exact import dense
 import stagecert
 from stagecert.errors import ProblemError
 from stagecert.robust import Robustness, robust, table
-from stagecert.robust.logits import without_softmax
 from stagecert.robust.table import COLUMNS
-from stagecert.verify.models import digest_of
+from stagecert.verify.contents import contents_of, digest_of
+from stagecert.verify.logits import without_softmax
 
 DIGITS = Path(stagecert.__file__).parent / "digits"
 MODEL = DIGITS / "digits.onnx"
@@ -290,7 +290,7 @@ def half_precision() -> bytes:
     [
         ({"model": b"rubbish"}, "ONNX"),
         ({"model": half_precision()}, "float16"),
-        ({"model": "missing.onnx"}, "missing.onnx cannot be read"),
+        ({"model": "missing.onnx"}, "missing.onnx: cannot be read"),
         ({"model": two_inputs()}, "The model has 2 inputs"),
         ({"model": linear_model([[1.0, 1.0]], [0.0])}, "one output"),
         ({"eps": "-1/255"}, "eps must not be negative"),
@@ -352,11 +352,11 @@ def test_a_last_softmax_is_left_out(operator):
 
 def test_other_softmaxes_are_not():
     model = linear_model(np.eye(3), np.zeros(3))
-    assert without_softmax(model) is None
-    assert without_softmax(ending_in("Softmax", model, axis=0)) is None  # ones
-    assert without_softmax(b"no model") is None
+    assert without_softmax(contents_of(model)) is None
+    assert without_softmax(contents_of(ending_in("Softmax", model, axis=0))) is None  # ones
+    assert without_softmax(contents_of(b"no model")) is None
     inside = ending_in("Relu", ending_in("Softmax", model, axis=-1).replace(b"end", b"mid"))
-    assert without_softmax(inside) is None
+    assert without_softmax(contents_of(inside)) is None
 
 
 def test_a_radius_of_all_pixels_is_warned_of():
@@ -367,3 +367,40 @@ def test_a_radius_of_all_pixels_is_warned_of():
     assert Robustness(model, images, labels, "8/255").warning is None
     assert Robustness(model, images, labels, 1).warning is not None
     assert "between 0.2 and 0.9" in str(Robustness(model, images, labels, 1, clip=None).warning)
+
+
+# -- the complete search ---------------------------------------------------------------------------
+
+
+def test_the_complete_search_decides_what_one_relaxation_leaves_open(done, data, run):
+    open_ = [row["index"] for row in done[1].rows if row["status"] == "unknown"]
+    others = [next(row["index"] for row in done[1].rows if row["status"] == status)
+              for status in ("attacked", "misclassified", "certified")]  # fmt: skip
+    some = [*open_[:3], *others]
+    images, labels = data[0][some], data[1][some]
+    report = robust(MODEL, images, labels, EPS, method="complete", time_limit=300, batch=16)
+    statuses = [row["status"] for row in report.rows]
+    assert statuses[len(open_[:3]) :] == ["attacked", "misclassified", "certified"]
+    assert report.unknown == 0
+    assert report.methods["complete"] >= 1
+    draw = np.random.default_rng(1)
+    for row, image in zip(report.rows, images, strict=True):
+        if row["method"] == "complete":
+            assert row["certified"]
+            assert row["checked"]
+            assert row["bound"] >= 0
+            outputs = run(np.clip(image + float(EPS) * draw.choice((-1, 1), (300, 1, 8, 8)), 0, 1))
+            assert np.all(np.argmax(outputs, axis=1) == row["label"])
+    assert report.configuration["time_limit"] == 300
+
+
+def test_a_time_limit_of_the_complete_search_leaves_images_open(done, data):
+    open_ = [row["index"] for row in done[1].rows if row["status"] == "unknown"][:1]
+    images, labels = data[0][open_], data[1][open_]
+    report = robust(MODEL, images, labels, EPS, method="complete", time_limit=1e-3, batch=16)
+    (row,) = report.rows
+    assert (row["status"], row["method"], row["note"]) == ("unknown", None, "Time is up.")
+    assert row["bound"] is not None
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(ProblemError, match="time_limit must be"):
+            robust(MODEL, images, labels, EPS, method="complete", time_limit=wrong)

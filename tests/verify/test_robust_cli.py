@@ -58,7 +58,10 @@ def test_several_radii_and_one_that_is_too_large(folder):
     assert "Did you mean 8/255?" in done.stderr
     for name in ("report.html", "eps-1_255/report.html", "eps-8/results.csv"):
         assert (folder / "radii" / name).exists()
-    assert "certified accuracy" in (folder / "radii" / "report.html").read_text()
+        assert str(folder / "radii" / name) in done.stdout  # it says where they are
+    text = (folder / "radii" / "report.html").read_text()
+    assert "certified accuracy" in text
+    assert "href='eps-1_255/report.html'" in text
     done = run(folder, "radii", "--limit", "4", "--eps", "1/255,8", "--json")
     assert [one["configuration"]["eps"] for one in json.loads(done.stdout)] == ["1/255", "8"]
     assert json.loads(done.stdout)[1]["certified"] == 0

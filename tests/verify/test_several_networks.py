@@ -7,7 +7,9 @@ from exact import dense, random_layers
 
 from stagecert.errors import ProblemError
 from stagecert.verify import verify
+from stagecert.verify.instances import read_lists
 from stagecert.verify.models import OpenModel
+from stagecert.verify.sweep import Sweep
 from stagecert_check import check, joining
 
 # f is not decreasing in its first input if its weights are not negative; g is the same network.
@@ -96,3 +98,23 @@ def test_what_cannot_be_joined_is_refused(tmp_path):
     whole = onnx.load_from_string(joining.joined([("f", plain), ("g", plain)]))
     names = [name for node in whole.graph.node for name in node.output]
     assert len(set(names)) == len(names)
+
+
+def test_a_list_of_instances_names_several_networks(tmp_path):
+    # The rows say that g is both above and below f: nothing has to be bounded.
+    (tmp_path / "onnx").mkdir()
+    for name in ("f", "g"):
+        _files(tmp_path / "onnx").rename(tmp_path / "onnx" / f"{name}.onnx")
+    text = _text("(equal-to f)") + "(assert (>= Y_f[0,0] Y_g[0,0]))"
+    (tmp_path / "p.vnnlib").write_text(text)
+    line = "\"[('f', 'onnx/f.onnx'), ('g', 'onnx/g.onnx')]\",./p.vnnlib,60"
+    (tmp_path / "instances.csv").write_text(line)
+    (one,) = read_lists([tmp_path / "instances.csv"])
+    folder = tmp_path / "onnx"
+    assert one.model_path == (("f", folder / "f.onnx"), ("g", folder / "g.onnx"))
+    assert one.name() == "f=f g=g p"
+    sweep = Sweep([one])
+    with sweep.store(None) as store:
+        sweep.run(store)
+        (line,) = sweep.lines(store)
+    assert (line.data["verdict"], line.data["certificate"]) == ("unsat", "accepted")

@@ -134,6 +134,9 @@ def test_networks_that_do_not_fit_are_refused_with_the_number():
     assert 2 < wanted < 3
     with pytest.raises(ProblemError, match=r"takes about 2\.\d GiB, but 1 GiB are .* --memory 3"):
         verify(model, text, 60)
+    with pytest.raises(ProblemError, match=r"takes about \d\S* GiB, but 1e-08 GiB are") as error:
+        verify(expanded(4), text, 60, memory=1e-8)
+    assert "about 0.0 GiB" not in str(error.value)
     with pytest.raises(ProblemError, match="memory must be a positive number"):
         verify(expanded(4), text, 60, memory=0)
     assert verify(expanded(1 << 14), text, 60).answer == "unsat"

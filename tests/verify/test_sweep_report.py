@@ -57,7 +57,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] in ("td", "th"):
+        if "td" in self.open or "th" in self.open:
             self.tables[-1][-1][-1] += data
 
     def table(self, *heading: str) -> list[list[str]]:

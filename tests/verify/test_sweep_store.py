@@ -78,7 +78,7 @@ def test_one_writer_at_a_time_and_readers_besides(tmp_path):
 
 def test_folders_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ProblemError, match="cannot be used as a folder"):
+    with pytest.raises(ProblemError, match=r"file cannot be used as a folder: File exists\.$"):
         Store(tmp_path / "file", HOW)
     with pytest.raises(ProblemError, match="no results that can be read"):
         Store.reader(tmp_path / "nothing")

@@ -5,11 +5,12 @@ import onnx
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
-from stagecert.verify import complete, nodes, splitting, verify
+from stagecert.verify import complete, nodes, proving, splitting, verify
+from stagecert.verify import tree as tree_
 from stagecert.verify.ascent import ascend
 from stagecert.verify.choosing import parts_bounds, split_points
 from stagecert.verify.models import OpenModel
-from stagecert.verify.pruning import tried
+from stagecert.verify.pruning import Tried, tried
 from stagecert.verify.queries import groups_of
 from stagecert_check import properties
 from stagecert_check.checker import Checker
@@ -23,8 +24,8 @@ def no_splits_of_inputs(monkeypatch):
     monkeypatch.setattr(splitting, "LARGEST_DIMENSION", 0)
 
 
-def searched(model, text, tight: bool = False) -> complete.Complete:
-    """A finished search, without attacks."""
+def searched(model, text, tight: bool = False, most: int = 2000) -> complete.Complete:
+    """A search without attacks, finished in at most so many steps."""
     model = OpenModel(model)
     wanted = properties.load(text)
     _, groups = groups_of(model.network, wanted)
@@ -34,7 +35,7 @@ def searched(model, text, tight: bool = False) -> complete.Complete:
         assert found.tighten(open_, lambda: False)
     assert found.plant(open_, lambda: False)
     assert found.tree is not None
-    for _ in range(2000):
+    for _ in range(most):
         found.tree.step()
         if found.tree.done or found.tree.stuck:
             break
@@ -68,9 +69,12 @@ def test_random_networks_are_decided_as_enumeration_says(slack):
         assert some.answer == "sat" or (some.answer == "unknown" and slack < 1e-5)
 
 
+@pytest.mark.parametrize("stations", [False, True])
 @pytest.mark.parametrize("tight", [False, True])
-def test_the_checker_refutes_every_leaf(tight):
-    splits = 0
+def test_the_checker_refutes_every_leaf(tight, stations, monkeypatch):
+    """Also where intervals are derived anew as early as possible."""
+    monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9 if stations else 1e-9)
+    splits = used = 0
     for seed in range(4, 8):
         layers, rows, least = random_case(seed)
         text = shifted(rows, least - 0.02)
@@ -81,10 +85,37 @@ def test_the_checker_refutes_every_leaf(tight):
             checker = Checker(found.program, properties.load(text))
             assert tried(checker, tree).refuted.all()
             splits += tree.leaves - 1
+            used += len(tree.stations)
     assert splits > 3
+    assert (used > 3) == stations
 
 
-def test_a_property_with_a_counterexample_is_never_refuted():
+def test_neurons_that_are_zero_are_left_out_and_come_back_in_certificates():
+    layers, rows, least = random_case(6)
+    # Neurons that are off on the whole box, before, between and after the others.
+    for k in (0, 1):
+        w, b = layers[k]
+        order = np.insert(np.arange(len(w)), [0, 2, len(w)], -1)
+        off = order < 0
+        w = np.where(off[:, None], w[0], w[order]).astype(np.float32)
+        layers[k] = w, np.where(off, -50, b[order]).astype(np.float32)
+        after, bias = layers[k + 1]
+        layers[k + 1] = np.where(off, 1, after[:, order]).astype(np.float32), bias
+    text = shifted(rows, least - 0.02)
+    found = searched(dense(layers), text, True)
+    assert found.tree is not None
+    assert found.tree.done
+    assert found.tree.form.neurons <= found.form.neurons - 6
+    (tree,) = found.branches()
+    assert tried(Checker(found.program, properties.load(text)), tree).refuted.all()
+    wrong = searched(dense(layers), shifted(rows, least + 1e-4), True)
+    assert wrong.tree is not None
+    assert not wrong.tree.done
+
+
+@pytest.mark.parametrize("stations", [False, True])
+def test_a_property_with_a_counterexample_is_never_refuted(stations, monkeypatch):
+    monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9 if stations else 1e-9)
     for seed in range(14, 18):
         layers, rows, least = random_case(seed)
         found = searched(dense(layers), shifted(rows, least + 1e-4))
@@ -103,7 +134,7 @@ def test_bounds_of_nodes_hold_at_their_points():
     assert found.plant([np.ones(1, bool)], lambda: False)
     assert found.tree is not None
     taken = found.tree.stack.pop(1)
-    draw, count, form = np.random.default_rng(0), 64, found.form
+    draw, count, form = np.random.default_rng(0), 64, found.tree.form
     x = draw.uniform(-1, 1, (4000, 2))
     first = x @ layers[0][0].T.astype(float) + layers[0][1]
     second = np.maximum(first, 0) @ layers[1][0].T.astype(float) + layers[1][1]
@@ -157,22 +188,27 @@ def smooth_model(kind: str, seed: int) -> tuple[onnx.ModelProto, list]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "function"),
+    ("kind", "function", "steepest", "slack"),
     [
-        ("Sigmoid", lambda x: 1 / (1 + np.exp(-x))),
-        ("LeakyRelu", lambda x: np.where(x > 0, x, np.float32(0.01) * x)),
+        ("Sigmoid", lambda x: 1 / (1 + np.exp(-x)), 0.25, 0.1),
+        ("LeakyRelu", lambda x: np.where(x > 0, x, np.float32(0.01) * x), 1.0, 1e-3),
     ],
 )
-def test_other_activations_are_decided_as_a_fine_grid_says(kind, function):
+def test_other_activations_are_decided_as_a_fine_grid_says(kind, function, steepest, slack):
     model, layers = smooth_model(kind, 3)
     grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 801)] * 2), axis=-1).reshape(-1, 2)
-    value = grid
+    value, speed = grid, np.eye(2)
     for k, (w, b) in enumerate(layers):
         value = value @ w.T.astype(float) + b
-        value = function(value) if k < len(layers) - 1 else value
+        speed = np.abs(w.astype(float)) @ speed
+        if k < len(layers) - 1:
+            value, speed = function(value), steepest * speed
     least, spread = float(value.min()), float(np.ptp(value))
-    # Between two points of the grid the network moves by far less than this.
-    none = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least - 0.15 * spread:.6f})", 1), 120)
+    # Between two points of the grid the network moves by no more than this.
+    slip = float(np.sum(speed)) / 800
+    assert slip < 0.04 * spread
+    limit = least - slip - slack * spread
+    none = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {limit:.6f})", 1), 120)
     assert (none.answer, none.checked) == ("unsat", True), none.reason
     some = verify(model, vnnlib(LOW, HIGH, f"(<= Y_0 {least + 0.01 * spread:.6f})", 1), 60)
     assert some.answer == "sat"
@@ -210,3 +246,68 @@ def test_time_and_memory_limits_are_kept():
         found.tree.step()
         assert len(found.tree.stack) <= found.tree.most + found.tree.batch
     assert found.tree.seen > 60
+
+
+def test_products_are_split_and_their_planes_tilted():
+    # With p and q, the relus of x, the least value of p q (p - 1) on the box is -1 / 4; planes
+    # through the corners of the boxes allow -1 / 2.
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        graph (float[1, 2] x) => (float[1, 1] y)
+        <float[2, 1] first = {1, 0}, float[2, 1] second = {0, 1}, float one = {1}> {
+            a = MatMul(x, first)
+            b = MatMul(x, second)
+            p = Relu(a)
+            q = Relu(b)
+            m = Mul(p, q)
+            n = Sub(p, one)
+            y = Mul(m, n)
+        }
+        """
+    )
+    text = vnnlib(LOW, HIGH, "(<= Y_0 -0.3)", 1)
+    found = searched(model, text)
+    assert found.tree is not None
+    assert found.tree.done
+    (tree,) = found.branches()
+    assert tree.leaves > 1
+    assert tried(Checker(found.program, properties.load(text)), tree).refuted.all()
+    never = searched(model, vnnlib(LOW, HIGH, "(<= Y_0 -0.24)", 1), most=20)
+    assert never.tree is not None
+    assert not never.tree.done
+
+
+def test_leaves_that_are_never_confirmed_end_in_no_answer(monkeypatch):
+    layers, rows, least = random_case(5)
+    monkeypatch.setattr(
+        proving, "tried", lambda _, tree, *__: Tried(np.full(tree.leaves, -1.0),
+                                                     np.zeros(tree.leaves, bool)),
+    )  # fmt: skip
+    found = verify(dense(layers), shifted(rows, least - 1e-2), 120)
+    assert found.answer == "unknown"
+    assert found.rejected
+    assert "not refuted" in (found.objection or "")
+
+
+def test_nodes_with_open_maxima_are_no_linear_programs():
+    # |x_0| + |x_1| as maxima of pairs: the least value is zero, in the middle.
+    eye = np.eye(2, dtype=np.float32)
+    nodes_ = [
+        onnx.helper.make_node("Neg", ["x"], ["n"]),
+        onnx.helper.make_node("Max", ["x", "n"], ["h"]),
+        onnx.helper.make_node("Gemm", ["h", "w", "b"], ["y"]),
+    ]
+    stored = [onnx.numpy_helper.from_array(a, name)
+              for name, a in (("w", eye), ("b", np.zeros(2, np.float32)))]  # fmt: skip
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2])
+            for name in "xy"]  # fmt: skip
+    graph = onnx.helper.make_graph(nodes_, "g", ends[:1], ends[1:], stored)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    # Nothing is left to split, but where both arguments may win the network is not affine.
+    none = verify(model, vnnlib(LOW, HIGH, "(<= (+ Y_0 Y_1) -0.05)", 2), 60)
+    assert (none.answer, none.rejected) == ("unknown", False)
+    assert "neither be split nor refuted" in none.reason
+    some = verify(model, vnnlib(LOW, HIGH, "(<= (+ Y_0 Y_1) 0.05)", 2), 60)
+    assert some.answer == "sat"

@@ -219,7 +219,7 @@ def test_no_answer_is_given_when_replay_disagrees(monkeypatch):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_bounds_that_are_not_finite_prove_nothing(bad, monkeypatch):
     from stagecert import networks
-    from stagecert.networks.stepwise import Passes
+    from stagecert.networks.bounding.stepwise import Passes
     from stagecert.verify import splitting
 
     real_bound, real_passes = networks.bound, Passes.bound

@@ -73,7 +73,7 @@ def test_sat_is_followed_by_the_counterexample(folder):
     assert result.read_text() == done.stdout
 
 
-def finished(monkeypatch, verdict, terminal=False) -> tuple[str, str]:
+def finished(monkeypatch, verdict, terminal=False, certificate=None) -> tuple[str, str]:
     """What a verdict prints, on standard output and on standard error."""
     streams = []
     for name in ("stdout", "stderr"):
@@ -82,7 +82,7 @@ def finished(monkeypatch, verdict, terminal=False) -> tuple[str, str]:
         monkeypatch.setattr(sys, name, stream)
         streams.append(stream)
     monkeypatch.setattr(command, "end", lambda code: None)
-    command._Outcome(None, None, False, False).finish(verdict)
+    command._Outcome(None, certificate, False, False).finish(verdict)
     return tuple(stream.getvalue() for stream in streams)
 
 
@@ -92,6 +92,13 @@ def verdict_of(answer, cases=(), counterexample=None) -> Verdict:
 
 def case_of(number, bound, nearest, refuted=False) -> CaseBounds:
     return CaseBounds(number, refuted, None, None, np.array([bound]), bound, -bound, nearest)
+
+
+def test_answers_other_than_unsat_say_that_they_have_no_certificate(monkeypatch):
+    _, said = finished(monkeypatch, verdict_of("unknown"), certificate=Path("proof.cert"))
+    assert "no file proof.cert: only unsat has a proof" in said
+    _, said = finished(monkeypatch, verdict_of("unknown"))
+    assert "certificate" not in said
 
 
 def test_verdicts_show_themselves_in_a_line():

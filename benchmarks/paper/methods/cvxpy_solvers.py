@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.paper.methods.base import Method, Outcome, Stop
 from stagecert.interop import networks_to_cvxpy
-from stagecert.networks.relaxation import split
+from stagecert.networks.bounding.relaxation import split
 
 SIZE = 500  # neurons; larger networks only if asked
 

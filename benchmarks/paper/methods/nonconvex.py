@@ -17,8 +17,8 @@ from benchmarks.paper.methods.relaxed import Lane, Shared, distances, problem_of
 from stagecert import tree
 from stagecert.certificate import Evaluation, certify, evaluate, passes_of_evaluate
 from stagecert.degeneracy import FixStatus, any_entry, degenerate_for, fix_degeneracy
-from stagecert.networks.relaxation import Segment, linear_objective
-from stagecert.networks.search import default_solvers
+from stagecert.networks.bounding.relaxation import Segment, linear_objective
+from stagecert.networks.bounding.search import default_solvers
 from stagecert.problem import Problem
 from stagecert.reformulation import (
     Point,

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.data import ROOT
 from benchmarks.paper.methods.base import Method, Outcome, Stop
-from stagecert.networks.relaxation import split
+from stagecert.networks.bounding.relaxation import split
 
 
 class Peer(Method):

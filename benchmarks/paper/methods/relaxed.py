@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.paper.methods.base import BINS, PaperProblems, even
-from stagecert.networks.bounds import boxes_at_once
-from stagecert.networks.intermediate import Intermediate, enclose
-from stagecert.networks.operations import Activation, Linear
-from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import (
+from stagecert.networks.activations.wedges import AbstractWedge
+from stagecert.networks.bounding.bounds import boxes_at_once
+from stagecert.networks.bounding.intermediate import Intermediate, enclose
+from stagecert.networks.bounding.relaxation import (
     Layer,
     LayerStage,
     Segment,
@@ -24,7 +23,8 @@ from stagecert.networks.relaxation import (
     linear_objective,
     split,
 )
-from stagecert.networks.wedges import AbstractWedge
+from stagecert.networks.operations import Activation, Linear
+from stagecert.networks.regions import regions_of
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import forward_pass
 from stagecert.sets import AbstractSet

@@ -1,5 +1,7 @@
 """What the answers of all applications have in common."""
 
+import math
+
 from stagecert.solution import Status
 
 
@@ -13,8 +15,9 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """value - bound: how far the answer can be from the best."""
-        return self.value - self.bound
+        """value - bound: how far the answer can be from the best; infinite if either is."""
+        ends = self.value, self.bound
+        return self.value - self.bound if all(map(math.isfinite, ends)) else math.inf
 
     def __repr__(self) -> str:
         return (

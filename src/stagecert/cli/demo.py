@@ -90,7 +90,10 @@ def demo(
 
 
 def _unpack(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProblemError(f"{folder} cannot be used as a folder: {error.strerror}.") from None
     for part in (resources.files("stagecert") / "digits").iterdir():
         if part.name.endswith((".onnx", ".npz", ".vnnlib")):
             with part.open("rb") as source, open(folder / part.name, "wb") as target:

@@ -23,7 +23,7 @@ def inspect(
     The exit status is 0 if it can handle all of them, 1 if not, and 2 if the file cannot be read.
     """
     try:
-        from stagecert.networks.onnx import describe
+        from stagecert.networks.importers.onnx.model import describe
 
         found = describe(model)
     except (ProblemError, ImportError) as error:

@@ -34,8 +34,14 @@ def robust(
     labels: Annotated[str | None, typer.Option(help="The name of the labels in the file.")] = None,
     limit: Annotated[int | None, typer.Option(help="Take the first images only.")] = None,
     method: Annotated[
-        str, typer.Option(help="The last method to try: ibp, backward, nonconvex or optimised.")
+        str,
+        typer.Option(
+            help="The last method to try: ibp, backward, nonconvex or optimised; or complete."
+        ),
     ] = "nonconvex",
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds an image, for --method complete.")
+    ] = 10.0,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Certify without having proofs checked.")
     ] = False,
@@ -93,6 +99,7 @@ def robust(
                 mean=mean.split(","),
                 std=std.split(","),
                 method=method,
+                time_limit=time_limit,
                 check=not unchecked,
                 restarts=restarts,
                 seed=seed,
@@ -113,31 +120,18 @@ def robust(
                     )  # fmt: skip
                 return found
 
-            def write_beside() -> tuple[int, int, Path]:
-                with Store.reader(folder) as store:
-                    found = write(store)
-                return found.done, found.images, folder
-
             if run.warning:
                 say(f"Warning: {run.warning}")
             if run.notice and not quiet:
                 say(run.notice)
-            with run.store(folder) as store:
-                if retry_errors:
-                    run.forget_errors(store)
-                running.export = write_beside
-                known = len(store.known(run.keys))
-                run.run(
-                    store,
-                    running.progress(known, len(run.items)),
-                    engine=engine,
-                    memory=worker_memory,
-                )
-                if last:
-                    running.claim()
-                summary = write(store)
+            summary, known = running.carry_out(
+                run, folder, write, retry_errors=retry_errors, last=last, engine=engine,
+                memory=worker_memory,
+            )  # fmt: skip
             if not as_json and not quiet:
-                _print(summary, folder, known)
+                files = f"The table is {folder / f'results.{format}'}"
+                files += f", the report {folder / REPORT}." if report else "."
+                _print(summary, known, files)
             return summary
 
         # Bad input is told before any work.
@@ -155,13 +149,15 @@ def robust(
             ]
             if report:
                 report_of_radii(out / REPORT, found, command=command(), name=model.name)
+                if not as_json and not quiet:
+                    print(f"The report of all radii is {out / REPORT}.")
         if as_json:
             told = [one.to_dict() | {"seconds": round(one.seconds, 3)} for one in found]
             print(json.dumps(told[0] if len(told) == 1 else told))
         raise typer.Exit(0)
 
 
-def _print(report, out: Path, known: int) -> None:
+def _print(report, known: int, files: str) -> None:
     from stagecert.robust.boxes import written
 
     console = Console()
@@ -191,8 +187,7 @@ def _print(report, out: Path, known: int) -> None:
         console.print(f"{report.errors} images have errors; see the column note.", highlight=False)
     new = report.done - known
     console.print(
-        f"{new} images computed now, {known} before; {report.seconds:.1f} s in all. "
-        f"The table is in {out}.",
+        f"{new} images computed now, {known} before; {report.seconds:.1f} s in all. {files}",
         highlight=False,
         soft_wrap=True,
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,10 @@ from rich.text import Text
 
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, end, say
 from stagecert.errors import ProblemError
+
+if TYPE_CHECKING:
+    from stagecert.sweeps import Store
+    from stagecert.sweeps.campaign import Campaign
 
 INTERRUPTED = 130
 # Seconds between two lines of progress, where there is no terminal to draw a bar on.
@@ -92,6 +96,45 @@ class Running(Ending):
                 )
 
         return show
+
+    def carry_out(
+        self,
+        work: "Campaign",
+        folder: Path,
+        write: "Callable[[Store], Any]",
+        *,
+        retry_errors: bool = False,
+        last: bool = True,
+        **options: Any,
+    ) -> tuple[Any, int]:
+        """Computes what is missing in a folder and writes the tables, even if it is interrupted.
+
+        Args:
+            work: what there is to do.
+            folder: where.
+            write: makes the files from a store, and returns a summary, which knows what is `done`.
+            retry_errors: compute items again that had errors.
+            last: whether nothing is computed afterwards.
+            options: see `sweeps.run`.
+
+        Returns:
+            The summary, and how many items were there before.
+        """
+        from stagecert.sweeps import Store
+
+        def write_beside() -> tuple[int, int, Path]:
+            with Store.reader(folder) as store:
+                return write(store).done, len(work.items), folder
+
+        with work.store(folder) as store:
+            if retry_errors:
+                work.forget_errors(store)
+            self.export = write_beside
+            known = work.known(store)
+            work.run(store, self.progress(known, len(work.items)), **options)
+            if last:
+                self.claim()
+            return write(store), known
 
     def claim(self) -> None:
         """Also takes the bar away."""

@@ -90,25 +90,10 @@ def sweep(
                 report_of_instances(work, store, found, out / REPORT, command=command())
             return found
 
-        def write_beside() -> tuple[int, int, Path]:
-            with Store.reader(out) as store:
-                found = write(store)
-            return found.done, found.instances, out
-
-        with work.store(out) as store:
-            if retry_errors:
-                work.forget_errors(store)
-            running.export = write_beside
-            known = len(store.known(item.key for item in work.items))
-            work.run(
-                store,
-                running.progress(known, len(work.items)),
-                engine=engine,
-                timeout=None if isinstance(engine, InProcess) else work.longest + LEEWAY,
-                memory=worker_memory,
-            )
-            running.claim()
-            summary = write(store)
+        summary, known = running.carry_out(
+            work, out, write, retry_errors=retry_errors, engine=engine, memory=worker_memory,
+            timeout=None if isinstance(engine, InProcess) else work.longest + LEEWAY,
+        )  # fmt: skip
         if as_json:
             print(json.dumps(summary.to_dict()))
         elif not quiet:

@@ -17,6 +17,8 @@ from stagecert.errors import Disagreement, ProblemError
 from stagecert.files import check_writable, write_whole
 
 DECIDED, UNDECIDED, NO_CERTIFICATE, REJECTED = 0, 10, 4, 5
+# Seconds for writing a search to a file before the process is ended.
+SAVING = 1.5
 # Lines of a counterexample that a terminal gets.
 LONGEST = 24
 
@@ -48,6 +50,10 @@ def verify(
     relaxation: Annotated[
         str, typer.Option(help="What stands for a neuron on whole boxes: triangle or envelope.")
     ] = "triangle",
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the search in this file; interrupted, write it there."),
+    ] = None,
 ) -> None:
     """Proves that no input violates a property, or finds one that does.
 
@@ -58,7 +64,8 @@ def verify(
     The exit status is 0 if the property was decided, 10 for unknown and timeout, 2 for bad input,
     3 for an error of the program, 4 if the answer is unsat but its certificate could not be
     written, and 5 if the answer is unknown because the checker rejects the proof. Ctrl-C and
-    SIGTERM end the work with what is known by then.
+    SIGTERM end the work with what is known by then; with --resume FILE the same command goes on
+    from there, and the file is removed once there is an answer.
     """
     begin = time.monotonic() - _age()
     outcome = _Outcome(result, certificate, as_json, quiet)
@@ -66,7 +73,7 @@ def verify(
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
     if certificate is not None and unchecked:
         outcome.fail("A certificate is a checked proof: --unchecked makes none.", BAD_INPUT)
-    for path in (result, certificate):
+    for path in (result, certificate, resume):
         if path is not None:
             try:
                 check_writable(path)
@@ -88,12 +95,13 @@ def verify(
         work = Verification(
             model,
             property,
-            None if timeout is None else max(timeout - (time.monotonic() - begin), 1e-3),
+            _left(timeout, begin, resume),
             check=not unchecked,
             seed=seed,
             memory=memory,
             relaxation=relaxation,  # type: ignore  (what is unknown is refused there)
             progress=progress,
+            resume=resume,
         )
         outcome.work = work
         verdict = work.run()
@@ -167,6 +175,10 @@ class _Outcome(Ending):
             )
             if verdict.standing is not None:
                 say(verdict.standing)
+            if self.work is not None and self.work.resume is not None and not verdict.decided:
+                there = self.work.resume.exists()
+                say(f"The search is in {self.work.resume}: the same command goes on with it."
+                    if there else "There was no search to write down yet.")  # fmt: skip
             if verdict.counterexample is not None:
                 say(_shown(verdict.counterexample), to_stdout=True)
         if verdict.answer == "unsat" and not verdict.checked:
@@ -174,12 +186,14 @@ class _Outcome(Ending):
         if verdict.rejected:
             say("Either the search or the checker is wrong. Please report this, with both files.")
             self._end(REJECTED, text)
+        if self.work is not None and self.work.resume is not None:
+            _forget_parts_of(self.work.resume)
         if verdict.answer == "unsat" and self.missing is not None:
-            # Interrupted writing leaves its temporary file behind.
-            for rest in self.missing.parent.glob(f"{self.missing.name}*.part"):
-                rest.unlink(missing_ok=True)
+            _forget_parts_of(self.missing)
             say(f"{self.missing} was not written.")
             self._end(NO_CERTIFICATE, text)
+        if self.missing is not None and verdict.answer != "unsat" and not self.quiet:
+            say(f"There is no certificate, and no file {self.missing}: only unsat has a proof.")
         self._end(DECIDED if verdict.decided else UNDECIDED, text)
 
     def timed_out(self) -> None:
@@ -188,6 +202,10 @@ class _Outcome(Ending):
 
     def interrupted(self) -> None:
         """The answer where the user wants no more."""
+        if self.work is not None and self.work.resume is not None:
+            # The other thread writes the search down between two of its steps, and answers.
+            self.work.interrupt()
+            time.sleep(SAVING)
         self._partial("unknown", "Interrupted.")
 
     def fail(self, message: str, code: int) -> None:
@@ -263,6 +281,20 @@ def _written(path: Path, certificate: bytes) -> Path | None:
         say(f"{path} cannot be written: {error.strerror or error}.")
         return path
     return None
+
+
+def _forget_parts_of(path: Path) -> None:
+    """Interrupted writing leaves its temporary file behind."""
+    for rest in path.parent.glob(f"{path.name}*.part"):
+        rest.unlink(missing_ok=True)
+
+
+def _left(timeout: float | None, begin: float, resume: Path | None) -> float | None:
+    """Seconds for the work; some are kept back for the file of a search that is not finished."""
+    if timeout is None:
+        return None
+    kept = 0.0 if resume is None else min(SAVING, 0.1 * timeout)
+    return max(timeout - kept - (time.monotonic() - begin), 1e-3)
 
 
 def _age() -> float:

@@ -45,7 +45,7 @@ def _dot_general(x: Known, y: Known, dimension_numbers, **_) -> Known:
         )  # fmt: skip
         out = known(*(part.reshape(shape) for part in out))
         return replace(out, linear=_linear(x, y, dimension_numbers))
-    terms = _products(x, y, of_x, of_y, batch_x, batch_y, a.lo.shape, b.lo.shape)
+    terms = _products(a, b)
     if terms is not None:
         return _reshaped(reduce_sum(terms, axes=(3,)), shape)
     for form, root, axes, batch_axes, roots, root_batch in (
@@ -81,11 +81,11 @@ def _arranged(x: Known, contracted, batch) -> Known:
     return Known(arrange(x.lo), arrange(x.hi), arrange(x.doubts), origin)
 
 
-def _products(x, y, of_x, of_y, batch_x, batch_y, left, right) -> Known | None:
+def _products(a: Known, b: Known) -> Known | None:
     """All products of a small contraction, where some of them have a rule of their own."""
-    if left[0] * left[1] * right[1] * left[2] > 1_000_000 or x.origin.number != y.origin.number:
+    count, rows, terms = a.lo.shape
+    if count * rows * b.lo.shape[1] * terms > 1_000_000 or a.origin.number != b.origin.number:
         return None
-    a, b = _arranged(x, of_x, batch_x), _arranged(y, of_y, batch_y)
 
     def spread(v: Known, axis) -> Known:
         parts = (np.expand_dims(p, axis) for p in (v.lo, v.hi, v.doubts))

@@ -1,6 +1,8 @@
 """Primitives that move entries (slices, gathers, pads), and convolutions, on NumPy arrays."""
 
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.lax import GatherScatterMode
@@ -43,21 +45,38 @@ def whole_numbers(x: Interval, what: str) -> np.ndarray:
     return x.low
 
 
-def _places(indices, shape, out_rank, window_dims, skipped, index_map, batching, sizes, mode):
-    """For every entry of the windows: its place in the array, and whether that is inside.
+class _Windows(NamedTuple):
+    """Parts of an array that indices choose.
 
-    `window_dims` are the axes of the windows' entries, `skipped` the axes of the array that they do
-    not have, `batching` pairs (axis of the array, axis of `indices`).
+    Attributes:
+        axes: of the windows' entries, in the result.
+        skipped: axes of the array that windows do not have.
+        index_map: the axes of the array that the indices' numbers are about.
+        batching: pairs (axis of the array, axis of `indices`).
+        sizes: of a window, along all axes of the array.
+        mode: what is done with windows that are not inside.
     """
-    batch_axes = [k for k in range(out_rank) if k not in window_dims]
+
+    axes: Sequence[int]
+    skipped: Sequence[int]
+    index_map: Sequence[int]
+    batching: Sequence[tuple[int, int]]
+    sizes: Sequence[int]
+    mode: Any
+
+
+def _places(indices, shape, out_rank: int, windows: _Windows):
+    """For every entry of the windows: its place in the array, and whether that is inside."""
+    axes, skipped, index_map, batching, sizes, mode = windows
+    batch_axes = [k for k in range(out_rank) if k not in axes]
     kept = [d for d in range(len(shape)) if d not in skipped]
     inside: np.ndarray = np.array(True)
     places = []
 
-    def along(array, axes):
+    def along(array, where):
         """An array whose axes are some of the result's."""
         expanded = [1] * out_rank
-        for axis, n in zip(axes, array.shape, strict=True):
+        for axis, n in zip(where, array.shape, strict=True):
             expanded[axis] = n
         return array.reshape(expanded)
 
@@ -75,7 +94,7 @@ def _places(indices, shape, out_rank, window_dims, skipped, index_map, batching,
             if own == d:
                 first = along(np.arange(n), [batch_axes[of_indices]])
         if d in kept:
-            first = first + along(np.arange(sizes[d]), [window_dims[kept.index(d)]])
+            first = first + along(np.arange(sizes[d]), [axes[kept.index(d)]])
         places.append(first)
     return tuple(places), inside
 
@@ -83,12 +102,16 @@ def _places(indices, shape, out_rank, window_dims, skipped, index_map, batching,
 def gather(x: Interval, indices: Interval, shape, params) -> Interval:
     """JAX's gather."""
     numbers = params["dimension_numbers"]
-    places, inside = _places(
-        whole_numbers(indices, "an index"), x.shape, len(shape), numbers.offset_dims,
-        (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims), numbers.start_index_map,
-        list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)),
-        params["slice_sizes"], params["mode"],
-    )  # fmt: skip
+    batching = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    windows = _Windows(
+        numbers.offset_dims,
+        (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims),
+        numbers.start_index_map,
+        list(batching),
+        params["slice_sizes"],
+        params["mode"],
+    )
+    places, inside = _places(whole_numbers(indices, "an index"), x.shape, len(shape), windows)
     fill = params.get("fill_value")
     outside = np.nan if fill is None and x.is_float else fill or 0
 
@@ -110,10 +133,15 @@ def scatter_add(x: Interval, indices: Interval, updates: Interval, params) -> In
     batching = zip(
         numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
     )
-    places, inside = _places(
-        whole_numbers(indices, "an index"), x.shape, updates.low.ndim, numbers.update_window_dims,
-        skipped, numbers.scatter_dims_to_operand_dims, list(batching), sizes, params["mode"],
-    )  # fmt: skip
+    windows = _Windows(
+        numbers.update_window_dims,
+        skipped,
+        numbers.scatter_dims_to_operand_dims,
+        list(batching),
+        sizes,
+        params["mode"],
+    )
+    places, inside = _places(whole_numbers(indices, "an index"), x.shape, updates.low.ndim, windows)
     inside = np.broadcast_to(inside, updates.shape)
     at = tuple(np.broadcast_to(place, updates.shape)[inside] for place in places)
     count = np.zeros(x.shape)

@@ -21,17 +21,17 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.interop.translate import Affine, Translator, Value, matrix_of
-from stagecert.networks import hulls
-from stagecert.networks.bounds import _rows
+from stagecert.networks.activations import hulls
+from stagecert.networks.activations.kinked import ReluWedge
+from stagecert.networks.activations.maxima import MaxWedge
+from stagecert.networks.activations.products import ProductWedge
+from stagecert.networks.activations.wedges import HullWedge
+from stagecert.networks.bounding.bounds import _rows
+from stagecert.networks.bounding.intermediate import Intermediate, enclose
+from stagecert.networks.bounding.relaxation import Layer, Segment, Split, split
 from stagecert.networks.graph import Network
-from stagecert.networks.intermediate import Intermediate, enclose
-from stagecert.networks.kinked import ReluWedge
-from stagecert.networks.maxima import MaxWedge
 from stagecert.networks.operations import Activation
-from stagecert.networks.products import ProductWedge
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Layer, Segment, Split, split
-from stagecert.networks.wedges import HullWedge
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import Point, forward_pass
 from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product, Simplex

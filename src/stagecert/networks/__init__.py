@@ -1,10 +1,10 @@
 """Neural networks: read them, and bound linear functions of their outputs with a certificate."""
 
 from stagecert.compiling import keep_programs
-from stagecert.networks.bounds import Bounds, bound, margins
+from stagecert.networks.activations.registering import register, register_relaxation
+from stagecert.networks.bounding.bounds import Bounds, bound, margins
+from stagecert.networks.bounding.intermediate import Intermediate
 from stagecert.networks.graph import Network
-from stagecert.networks.intermediate import Intermediate
-from stagecert.networks.registering import register, register_relaxation
 
 __all__ = [
     "Bounds",
@@ -35,7 +35,7 @@ def load(source, *, batched=None) -> Network:
         ProblemError: the file cannot be read, or has operators that are not supported; the message
             lists all of them.
     """
-    from stagecert.networks.onnx import load as load_onnx
+    from stagecert.networks.importers.onnx.model import load as load_onnx
 
     return load_onnx(source, batched=batched)
 
@@ -53,7 +53,7 @@ def from_jax(function, example) -> Network:
         ProblemError: the function cannot be traced, or has equations that are not supported; the
             message lists all of them.
     """
-    from stagecert.networks.jax import from_jax as convert
+    from stagecert.networks.importers.jax.functions import from_jax as convert
 
     return convert(function, example)
 
@@ -70,6 +70,6 @@ def from_torch(module, example) -> Network:
         ProblemError: PyTorch is not installed, cannot export the module, or the module has
             operators that are not supported; the message lists all of them.
     """
-    from stagecert.networks.torch import from_torch as convert
+    from stagecert.networks.importers.torch import from_torch as convert
 
     return convert(module, example)

@@ -5,6 +5,7 @@ reads earlier values. Importers make such graphs (through `Builder`); nothing el
 network came from.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,13 @@ class Network(eqx.Module):
     hidden_axis: tuple[bool, ...] = eqx.field(static=True)
     labels: Labels = eqx.field(static=True)
 
+    def __repr__(self) -> str:
+        # All nodes and weights would fill screens.
+        return (
+            f"Network(input {self.input_shape}, {self.output_size} outputs, "
+            f"{len(self.nodes)} nodes, {self.number_of_parameters():,} parameters)"
+        )
+
     @property
     def input_shape(self):
         """Shape of one input point without the batch; a tuple of shapes if there are several."""
@@ -94,7 +102,14 @@ class Network(eqx.Module):
                 f"The network has {len(self.input_shapes)} inputs ({', '.join(self.labels.inputs)})"
                 f", but {len(inputs)} arrays were given."
             )
-        return _outputs(self, tuple(jnp.asarray(x) for x in inputs))
+        arrays = tuple(jnp.asarray(x) for x in inputs)
+        for array, shape, hidden in zip(arrays, self.input_shapes, self.hidden_axis, strict=True):
+            if array.ndim == 0 or math.prod(array.shape[1:]) != math.prod(shape):
+                wanted = ", ".join(map(str, ("batch", *(shape[1:] if hidden else shape))))
+                raise ProblemError(
+                    f"An input must have shape ({wanted}), but has shape {array.shape}."
+                )
+        return _outputs(self, arrays)
 
     def flat_outputs(self, *inputs):
         """All outputs at one point as one vector."""

@@ -35,6 +35,10 @@ class Linear(Operation):
         """The radius of the output's interval, from those of the arguments."""
         return self(jax.tree.map(_magnitude, weights), *radii)
 
+    def size(self, weights, *arguments):
+        """At least the sum of the absolute values of all terms, up to rounding."""
+        return self.radius(weights, *map(jnp.abs, arguments))
+
     def terms(self, weights, *shapes) -> int:
         """How many products are added up for one entry; 0 where entries only move."""
         return 0
@@ -106,6 +110,11 @@ class Conv(Linear):
             rhs_dilation=self.dilation,
             feature_group_count=self.groups,
         )
+
+    def size(self, weights, *arguments):
+        # As if all entries were as large as the largest: one convolution for all boxes together.
+        (x,) = arguments
+        return self.radius(weights, jnp.ones(x.shape, x.dtype)) * jnp.max(jnp.abs(x))
 
     def terms(self, weights, *shapes) -> int:
         return math.prod(jnp.shape(weights)[1:])

@@ -73,9 +73,13 @@ def regions_of(network: Network, lower, upper, ball) -> Regions:
             )
     if count == 0:
         raise ProblemError("There are no boxes: the batch is empty.")
+    return Regions(set_of_boxes(pairs), pairs, network.input_shapes, True)
+
+
+def set_of_boxes(pairs: tuple) -> AbstractSet:
+    """The set of inputs with one (low, high) for each."""
     boxes = tuple(Box(low, high) for low, high in pairs)
-    whole = boxes[0] if len(boxes) == 1 else Product(*boxes)
-    return Regions(whole, pairs, network.input_shapes, True)
+    return boxes[0] if len(boxes) == 1 else Product(*boxes)
 
 
 def _balls(network: Network, lower, upper, ball) -> Regions:

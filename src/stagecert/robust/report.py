@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stagecert.charts import Axis, Curve, chart
-from stagecert.html import Page
+from stagecert.html import Link, Page
 from stagecert.robust import table
 from stagecert.robust.boxes import written
 from stagecert.robust.data import DataSet
@@ -175,10 +175,10 @@ def report_of_radii(
     """Writes what runs with several radii say together: accuracies against the radius."""
     runs = sorted(runs, key=lambda one: Fraction(one.configuration["eps"]))
     radii = [float(Fraction(one.configuration["eps"])) for one in runs]
+    folders = [folder_of(one.configuration["eps"]) for one in runs]
     page = Page(
         f"Robustness: {name}" if name else "Robustness",
-        "Accuracies against how far every pixel may move. The folder of each radius has a report "
-        "of its own.",
+        "Accuracies against how far every pixel may move. Each radius has a report of its own.",
     )
     page.heading("Accuracy by radius")
     curves = {
@@ -196,11 +196,11 @@ def report_of_radii(
         "last two.",
     )
     page.table(
-        ["radius", "images", *(f"{what} accuracy" for what in curves), "undecided", "folder"],
+        ["radius", "images", *(f"{what} accuracy" for what in curves), "undecided", "report"],
         [
             (written(one.configuration["eps"]), one.done,
              *(f"{100 * shares[k]:.1f} %" for shares in curves.values()),
-             one.unknown, folder_of(one.configuration["eps"]))
+             one.unknown, Link(folders[k], f"{folders[k]}/report.html"))
             for k, one in enumerate(runs)
         ],
     )  # fmt: skip

@@ -13,8 +13,9 @@ from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
 from stagecert.robust.data import DataSet, data_set, number
 from stagecert.robust.images import Images
-from stagecert.robust.work import METHODS, Classifier, largest_batch
+from stagecert.robust.work import METHODS, Options, largest_batch, must_be_covered, open_classifier
 from stagecert.sweeps import Item, Row, Store
+from stagecert.sweeps.campaign import Campaign
 from stagecert.sweeps.tables import Format, check_format
 
 
@@ -29,6 +30,7 @@ def robust(
     mean: Any = 0,
     std: Any = 1,
     method: str = "nonconvex",
+    time_limit: float = 10.0,
     check: bool = True,
     restarts: int = 4,
     seed: int = 0,
@@ -52,7 +54,11 @@ def robust(
             that was interrupted, is not computed again. None keeps nothing.
         clip: the range of pixels, which cuts the boxes; None if there is none.
         mean, std: the network gets (pixel - mean) / std: a number, or one for each channel.
-        method: the last method to be tried: "ibp", "backward", "nonconvex" or "optimised".
+        method: the last method to be tried: "ibp", "backward", "nonconvex" or "optimised"; or
+            "complete", which after "backward" splits inputs or neurons, image by image, until
+            there is an answer or time is up.
+        time_limit: seconds an image for "complete", the check included; a pass that is under way
+            is finished.
         check: certify an image only once the independent checker has accepted the proof. Without,
             "certified" rests on the bounds alone.
         restarts: how many points the attack starts from, for each of up to nine other classes.
@@ -71,7 +77,8 @@ def robust(
     """
     run = Robustness(
         model, images, labels, eps, clip=clip, mean=mean, std=std, method=method,
-        check=check, restarts=restarts, seed=seed, limit=limit, batch=batch, memory=memory,
+        time_limit=time_limit, check=check, restarts=restarts, seed=seed, limit=limit, batch=batch,
+        memory=memory,
     )  # fmt: skip
     check_format(format)
     if run.warning:
@@ -83,8 +90,10 @@ def robust(
         return table.report(store, run.keys, rows=True)
 
 
-class Robustness:
+class Robustness(Campaign):
     """A run of `robust` in parts: what there is to do, doing it, and writing it down."""
+
+    verdict = "status"
 
     def __init__(
         self,
@@ -97,6 +106,7 @@ class Robustness:
         mean: Any = 0,
         std: Any = 1,
         method: str = "nonconvex",
+        time_limit: float = 10.0,
         check: bool = True,
         restarts: int = 4,
         seed: int = 0,
@@ -113,44 +123,47 @@ class Robustness:
                 raise ProblemError(f"{name} must be at least {least}, not {value!r}.")
         if not 0 < memory < float("inf"):
             raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
+        if not 0 < time_limit < float("inf"):
+            raise ProblemError(f"time_limit must be a positive number of s, not {time_limit!r}.")
         how = Preparation(
             number(eps, "eps"), _range(clip), _numbers(mean, "mean"), _numbers(std, "std")
         )
         if not isinstance(model, bytes):
             model = Path(model)
         try:
-            self.classifier = classifier = Classifier(model)
+            self.model = opened = open_classifier(model)
         except ProblemError as error:
             if isinstance(model, bytes) or str(model) in str(error):
                 raise
             raise ProblemError(f"{model}: {error}") from None
         if check:
-            classifier.must_be_covered()
-        data = data_set(images, labels, classifier.shape, classifier.classes)
+            must_be_covered(opened)
+        data = data_set(images, labels, opened.shape, opened.network.output_size)
         how.check(data.images)
         # What the caller is to be told, though the run goes on.
         self.warning = how.warning(data.images)
         self.notice = None
-        if classifier.dropped is not None:
+        if opened.dropped is not None:
             self.notice = (
-                f"The model ends in {classifier.dropped}, which keeps the order of classes: it is "
+                f"The model ends in {opened.dropped}, which keeps the order of classes: it is "
                 "left out, and margins and bounds are about the logits."
             )
-        self.batch = batch or largest_batch(classifier.network, memory)
+        self.batch = batch or largest_batch(opened.network, memory)
         count = min(len(data), limit or len(data))
         self.items = [Item(place, _key(place, data)) for place in range(count)]
         self.keys = {item.key for item in self.items}
         self.configuration = {
             "task": "robust",
             "stagecert": __version__,
-            "model": classifier.digest,
-            "without": classifier.dropped,
+            "model": opened.digest,
+            "without": opened.dropped,
             "eps": str(how.eps),
             "norm": "inf",
             "clip": None if how.clip is None else [str(v) for v in how.clip],
             "mean": [str(v) for v in how.mean],
             "std": [str(v) for v in how.std],
             "method": method,
+            "time_limit": time_limit if method == "complete" else None,
             "checked": check,
             "restarts": restarts,
             "seed": seed,
@@ -158,36 +171,13 @@ class Robustness:
             "memory": memory,
         }
         self.data = DataSet(data.images[:count], data.labels[:count])
-        self._work = Images(
-            classifier, model, self.data, how,
-            {"method": method, "check": check, "restarts": restarts, "seed": seed,
-             "memory": memory, "batch": self.batch},
-        )  # fmt: skip
-
-    def store(self, out: str | Path | None) -> Store:
-        """The store in a folder, which is made if need be; or one in memory."""
-        store = Store(None if out is None else Path(out), self.configuration)
-        if out is not None:
-            # What a killed process did not finish writing.
-            for rest in Path(out).glob("*.part"):
-                rest.unlink(missing_ok=True)
-        return store
-
-    def run(
-        self, store: Store, progress: Callable[[list[Row]], None] | None = None, **options: Any
-    ) -> None:
-        """Computes and stores all rows that are missing; for the options see `sweeps.run`."""
-        sweeps.run(self.items, self._work, store, batch=self.batch, progress=progress, **options)
-
-    def forget_errors(self, store: Store) -> None:
-        """Removes the rows of images that failed, so that `run` computes them again."""
-        failed = [row.key for row in store.rows() if row.data["status"] == "error"]
-        store.remove(key for key in failed if key in self.keys)
+        options = Options(method, check, restarts, seed, memory, self.batch, time_limit)
+        self.work = Images(opened, self.data, how, options)
 
     def export(self, store: Store, format: str = "csv") -> table.Report:
         """Writes the files into the store's folder."""
         assert store.folder is not None
-        return table.export(store, self.keys, store.folder, self.classifier.shape, format)
+        return table.export(store, self.keys, store.folder, self.model.shape, format)
 
 
 def _key(place: int, data) -> str:

@@ -12,18 +12,22 @@ import numpy as np
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.bounds import boxes_at_once
-from stagecert.networks.relaxation import split
+from stagecert.networks.bounding.bounds import boxes_at_once
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
-from stagecert.robust.logits import without_softmax
-from stagecert.verify import attack
-from stagecert.verify.models import OpenModel, digest_of
+from stagecert.verify import attack, ladder
+from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
+from stagecert.verify.verify import verify
 from stagecert_check import properties
 from stagecert_check.functions import Refused
 
-METHODS = ("ibp", "backward", "nonconvex", "optimised")
+METHODS = (*ladder.METHODS, "complete")
+# What is tried, by the last method: the complete search needs no longer searches of one relaxation.
+TRIED = {
+    **{method: METHODS[: k + 1] for k, method in enumerate(ladder.METHODS)},
+    "complete": ("ibp", "backward", "complete"),
+}
 # The attack aims at this many classes at most: those that come nearest on the image itself.
 AIMS = 9
 # Points of each image that are run in ONNX Runtime after an attack, the most promising ones.
@@ -45,10 +49,12 @@ class Finding:
         becomes: the class that ONNX Runtime gives to the counterexample.
         method: what proved it.
         bound: a certified lower bound on the smallest margin (label minus any other class) over
-            the box; None if none was computed.
+            the box; None if none was computed. Zero where the complete search proved that it is
+            positive, and no more.
         attack: the smallest margin that ONNX Runtime computed for a point of the box.
         gap: attack - bound.
-        note: what went wrong, for "error"; why the checker rejects a proof, for "unknown".
+        note: what went wrong, for "error"; for "unknown" why the checker rejects a proof, or why
+            the complete search has no answer.
     """
 
     label: int
@@ -83,56 +89,39 @@ class _Case:
         return self.finding.status == "unknown" and not self.rejected
 
 
-class Classifier:
-    """A model with one input and an output for each class."""
+def open_classifier(source) -> OpenModel:
+    """A model with one input and an output for each class, without a last Softmax.
 
-    def __init__(self, model):
-        logits = without_softmax(model)
-        # What was left out of the model: a last Softmax or LogSoftmax.
-        self.dropped = None if logits is None else logits[0]
-        self.model = OpenModel(model if logits is None else logits[1])
-        # Of the files as they are.
-        self.digest = self.model.contents.digest if logits is None else digest_of(model)
-        self.network: Network = self.model.network
-        if len(self.network.input_shapes) != 1:
-            raise ProblemError(
-                f"The model has {len(self.network.input_shapes)} inputs; one is needed."
-            )
-        if self.network.output_size < 2:
-            raise ProblemError("The model has one output; it needs one for each class.")
-        self._session = self.model.session
-        ((_, shape, kind),) = self._session.inputs
-        if kind == np.float16:
-            # Counterexamples in float32 would be rounded, possibly out of their boxes.
-            raise ProblemError("The model's input is float16; float32 or float64 is needed.")
-        if prod(shape) != prod(self.shape):
-            raise ProblemError(
-                f"The model takes several images at once, {shape}; one at a time is needed."
-            )
+    Raises:
+        ProblemError: it is something else.
+    """
+    model = OpenModel(source, logits=True)
+    if len(model.network.input_shapes) != 1:
+        raise ProblemError(
+            f"The model has {len(model.network.input_shapes)} inputs; one is needed."
+        )
+    if model.network.output_size < 2:
+        raise ProblemError("The model has one output; it needs one for each class.")
+    ((_, shape, kind),) = model.session.inputs
+    if kind == np.float16:
+        # Counterexamples in float32 would be rounded, possibly out of their boxes.
+        raise ProblemError("The model's input is float16; float32 or float64 is needed.")
+    if prod(shape) != prod(model.shape):
+        raise ProblemError(
+            f"The model takes several images at once, {shape}; one at a time is needed."
+        )
+    return model
 
-    def must_be_covered(self) -> None:
-        """Says if the checker does not understand the model: it could accept no proof."""
-        try:
-            self.model.program  # noqa: B018
-        except Refused as error:
-            raise ProblemError(
-                f"The checker cannot follow this model, so nothing could be certified: {error}. "
-                "Without the check (--unchecked, check=False) bounds are computed all the same."
-            ) from None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one image."""
-        return tuple(self.network.input_shape)  # type: ignore
-
-    @property
-    def classes(self) -> int:
-        """How many outputs there are."""
-        return self.network.output_size
-
-    def run(self, images: np.ndarray) -> np.ndarray:
-        """What ONNX Runtime computes for images, one by one: (images, classes)."""
-        return self._session.run(images.reshape(len(images), -1))
+def must_be_covered(model: OpenModel) -> None:
+    """Says if the checker does not understand the model: it could accept no proof."""
+    try:
+        model.program  # noqa: B018
+    except Refused as error:
+        raise ProblemError(
+            f"The checker cannot follow this model, so nothing could be certified: {error}. "
+            "Without the check (--unchecked, check=False) bounds are computed all the same."
+        ) from None
 
 
 def largest_batch(network: Network, memory: float) -> int:
@@ -145,30 +134,35 @@ def largest_batch(network: Network, memory: float) -> int:
     return 1 << (fit.bit_length() - 1)
 
 
+@dataclass(frozen=True)
+class Options:
+    """What is tried on images; see `robust`."""
+
+    method: str
+    check: bool
+    restarts: int
+    seed: int
+    memory: float
+    batch: int
+    time_limit: float
+
+
 class Work:
     """Decides images in batches of up to `batch`, all with the same compiled programs."""
 
-    def __init__(
-        self,
-        classifier: Classifier,
-        data: DataSet,
-        how: Preparation,
-        *,
-        method: str,
-        check: bool,
-        restarts: int,
-        seed: int,
-        memory: float,
-        batch: int,
-    ):
-        self.classifier, self.data, self.how = classifier, data, how
-        self.methods = METHODS[: METHODS.index(method) + 1]
-        self.check, self.restarts, self.seed, self.memory = check, restarts, seed, memory
-        network = classifier.network
+    def __init__(self, model: OpenModel, data: DataSet, how: Preparation, options: Options):
+        self.model, self.data, self.how = model, data, how
+        self.methods, self.time_limit = TRIED[options.method], options.time_limit
+        self.check, self.restarts = options.check, options.restarts
+        self.seed, self.memory = options.seed, options.memory
+        self.classes = model.network.output_size
+        self.ladder = ladder.Ladder(model.network, self.memory)
         # Numbers of images that are multiples of this have the same compiled programs.
         self.width = min(
-            batch,
-            boxes_at_once(split(network), network.input_shapes, classifier.classes - 1, memory),
+            options.batch,
+            boxes_at_once(
+                self.ladder.parts, model.network.input_shapes, self.classes - 1, self.memory
+            ),
         )
 
     def __call__(self, places: Sequence[int]) -> list[tuple[Finding, float, np.ndarray | None]]:
@@ -176,17 +170,23 @@ class Work:
         begin = time.perf_counter()
         cases = [_Case(Finding(int(label))) for label in self.data.labels[list(places)]]
         boxes = boxes_around(self.data.images[list(places)], self.how)
-        for case, outputs in zip(cases, self.classifier.run(boxes.centre), strict=True):
+        for case, outputs in zip(cases, self.model.run(boxes.centre), strict=True):
             self._predict(case, outputs)
         self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
         begin = _charge(cases, begin)
-        intervals = None
+        self.ladder.forget()
         for method in self.methods:
             waiting = [case for case in cases if case.open]
             if not waiting:
                 break
-            intervals = self._bound(cases, boxes, method, intervals)
-            begin = _charge(waiting, begin)
+            if method == "complete":
+                for k, case in enumerate(cases):
+                    if case.open:
+                        self._search_completely(case, cases, boxes, k)
+                        begin = _charge([case], begin)
+            else:
+                self._bound(cases, boxes, method)
+                begin = _charge(waiting, begin)
         return [(_finished(case.finding), case.seconds, case.point) for case in cases]
 
     def _predict(self, case: _Case, outputs: np.ndarray) -> None:
@@ -222,19 +222,12 @@ class Work:
 
     def _descend(self, cases, boxes: Boxes, lanes, starts, plan: attack.Plan) -> None:
         """Follows gradients for lanes (image, other class), and replays the best points."""
-        network = self.classifier.network
-        width = attack.lanes_at_once(network)
         points, margins = [], []
-        for begin in range(0, len(lanes), width):
-            some = lanes[begin : begin + width]
-            first = starts[begin : begin + width]
-            # Filled up to a fixed number of lanes, so that one compilation serves all.
-            fill = width - len(some)
-            goal = self._targets(cases, boxes, some + some[:1] * fill)
-            first = np.concatenate([first, np.repeat(first[:1], fill, axis=0)])
-            found = attack.descend(network, first, goal, plan)
-            points.append(found.points[: len(some)])
-            margins.append(found.violation[: len(some)])
+        for some, count in attack.in_lanes(self.model.network, len(lanes)):
+            goal = self._targets(cases, boxes, [lanes[k] for k in some])
+            found = attack.descend(self.model.network, starts[some], goal, plan)
+            points.append(found.points[:count])
+            margins.append(found.violation[:count])
         points, margins = np.concatenate(points), np.concatenate(margins)
         margins = np.where(np.isnan(margins), np.inf, margins)
         images = np.array([k for k, _ in lanes])
@@ -248,7 +241,7 @@ class Work:
 
     def _targets(self, cases, boxes: Boxes, lanes) -> attack.Targets:
         images = [k for k, _ in lanes]
-        rows = np.zeros((len(lanes), 1, self.classifier.classes), np.float32)
+        rows = np.zeros((len(lanes), 1, self.classes), np.float32)
         for lane, (k, other) in enumerate(lanes):
             rows[lane, 0, cases[k].finding.label] = 1
             rows[lane, 0, other] = -1
@@ -264,7 +257,7 @@ class Work:
         """Whether ONNX Runtime misclassifies points of images, moved into their boxes."""
         least, most = boxes.least[images], boxes.most[images]
         points = np.clip(points.reshape(least.shape), least, most)
-        for k, point, outputs in zip(images, points, self.classifier.run(points), strict=True):
+        for k, point, outputs in zip(images, points, self.model.run(points), strict=True):
             case, found = cases[k], cases[k].finding
             if not case.open or not np.all(np.isfinite(outputs)):
                 continue
@@ -276,79 +269,96 @@ class Work:
 
     # -- bounds -----------------------------------------------------------------------------------
 
-    def _bound(self, cases: list[_Case], boxes: Boxes, method: str, earlier) -> Any:
-        """Bounds all margins of the open images; `earlier` is what this returned before.
-
-        Returns:
-            {image: intervals of the activations' arguments}.
-        """
-        waiting = [k for k, case in enumerate(cases) if case.open]
-        # Filled up with the first one, with a threshold that ends its search at once.
-        filled = waiting + waiting[:1] * (-len(waiting) % self.width)
-        goal = np.zeros((len(filled), 1))
-        goal[len(waiting) :] = float(np.finfo(np.float32).min)
-        labels = [cases[k].finding.label for k in filled]
-        intermediate: Any = method
-        if method == "nonconvex":
-            pairs = zip(*(earlier[k] for k in filled), strict=True)
-            intermediate = tuple(tuple(map(np.stack, zip(*pair, strict=True))) for pair in pairs)
-        found = networks.bound(
-            self.classifier.network,
-            boxes.lower[filled],
-            boxes.upper[filled],
-            networks.margins(labels, self.classifier.classes),
-            method="nonconvex" if method == "optimised" else method,  # type: ignore
-            intermediate=intermediate,
-            threshold=goal,
-            memory=self.memory,
-        )
-        for k, bounds in zip(waiting, found.bound, strict=False):
-            case = cases[k]
-            # A bound that is not a number says nothing.
-            case.bounds = np.fmax(case.bounds, bounds)
-            case.finding.bound = float(case.bounds.min())
-            if 0 < case.finding.bound < np.inf and self._passes_the_gate(case, boxes, k):
-                case.finding.status, case.finding.certified = "certified", True
-                case.finding.checked, case.finding.method = self.check, method
+    def _bound(self, cases: list[_Case], boxes: Boxes, method: str) -> None:
+        """Bounds all margins of the open images."""
+        waiting, minima = [k for k, case in enumerate(cases) if case.open], []
+        for begin in range(0, len(waiting), self.width):
+            some = waiting[begin : begin + self.width]
+            found = self.ladder.bound(method, self._asked(cases, boxes, some))
+            assert found is not None  # there is no time limit
+            for k, bounds in zip(some, found.bound, strict=False):
+                case, known = cases[k], cases[k].finding
+                # A bound that is not a number says nothing.
+                case.bounds = np.fmax(case.bounds, bounds)
+                known.bound = float(case.bounds.min())
+                if 0 < known.bound < np.inf and self._passes_the_gate(case, boxes, k):
+                    known.status, known.certified = "certified", True
+                    known.checked, known.method = self.check, method
+            minima.append(found.points[: len(some)])
         if method != "ibp":
-            self._descend_from_minima(cases, boxes, waiting, found)
-        return {
-            k: tuple((low[b], high[b]) for low, high in found.intermediate)
-            for b, k in enumerate(waiting)
-        }
+            self._descend_from_minima(cases, boxes, waiting, np.concatenate(minima))
+
+    def _asked(self, cases: list[_Case], boxes: Boxes, some: list[int]) -> ladder.Boxes:
+        """All margins of some images, as many as are always bounded together."""
+        # Filled up with the first one, with a limit that ends its search at once.
+        filled = some + some[:1] * (self.width - len(some))
+        limits = np.zeros((len(filled), 1))
+        limits[len(some) :] = float(np.finfo(np.float32).min)
+        labels = [cases[k].finding.label for k in filled]
+        return ladder.Boxes(
+            filled,
+            boxes.lower[filled].reshape(len(filled), -1),
+            boxes.upper[filled].reshape(len(filled), -1),
+            networks.margins(labels, self.classes),
+            limits,
+        )
 
     def _passes_the_gate(self, case: _Case, boxes: Boxes, k: int) -> bool:
         """Whether the checker accepts what the bounds say; if not, the reason is noted."""
         if not self.check:
             return True
-        wanted = property_of(boxes.lower[k], boxes.upper[k], case.finding.label, self.classifier)
+        wanted = property_of(boxes.lower[k], boxes.upper[k], case.finding.label, self.classes)
         try:
-            certify(self.classifier.model, wanted, memory=self.memory)
+            certify(self.model, wanted, memory=self.memory)
         except Rejected as error:
             case.rejected = True
             case.finding.note = f"the checker rejects the proof: {error}"
             return False
         return True
 
-    def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], found) -> None:
+    def _search_completely(self, case: _Case, cases: list[_Case], boxes: Boxes, k: int) -> None:
+        """Decides one image by splits, as `verify` decides a property, within the time limit."""
+        found = case.finding
+        wanted = property_of(boxes.lower[k], boxes.upper[k], found.label, self.classes)
+        verdict = verify(
+            self.model, wanted, self.time_limit, check=self.check, seed=self.seed,
+            memory=self.memory,
+        )  # fmt: skip
+        proven = np.array([one.proven for one in verdict.cases])
+        case.bounds = np.fmax(case.bounds, proven)
+        found.bound = float(np.min(case.bounds))
+        if verdict.counterexample is not None:
+            # Points of the property's box may lie outside of the image's, by rounding.
+            inputs = np.asarray(verdict.counterexample.inputs, np.float32)
+            self._replay(cases, np.array([k]), inputs[None], boxes)
+        if verdict.answer == "unsat":
+            found.status, found.certified = "certified", True
+            found.checked, found.method = verdict.checked, "complete"
+        elif case.open:
+            case.rejected = verdict.rejected
+            found.note = verdict.reason
+            if verdict.answer == "sat":
+                found.note = "two classes have the same output at a point of the box"
+
+    def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], points) -> None:
         """Attacks from where the relaxation is smallest."""
         lanes, starts = [], []
         for b, k in enumerate(waiting):
             if cases[k].open:
-                others = np.delete(np.arange(self.classifier.classes), cases[k].finding.label)
+                others = np.delete(np.arange(self.classes), cases[k].finding.label)
                 for row in np.argsort(cases[k].bounds, kind="stable")[:AIMS]:
                     lanes.append((k, int(others[row])))
-                    starts.append(found.inputs[b, row].reshape(-1))
+                    starts.append(points[b, row])
         if lanes:
             self._descend(cases, boxes, lanes, np.array(starts), attack.NEAR)
 
 
-def property_of(lower, upper, label: int, classifier: Classifier) -> properties.Property:
+def property_of(lower, upper, label: int, classes: int) -> properties.Property:
     """No other class reaches the label's output on a box, as a property for the checker."""
     lower, upper = (np.asarray(end, np.float64).reshape(-1) for end in (lower, upper))
     least, most = (np.array([Fraction(v) for v in end], object) for end in (lower, upper))
     box = properties.InputSet(least, most, lower, upper)
-    sizes = (len(lower), classifier.classes, 0)
+    sizes = (len(lower), classes, 0)
     one = Fraction(1)
     cases = tuple(
         properties.Case(
@@ -356,7 +366,7 @@ def property_of(lower, upper, label: int, classifier: Classifier) -> properties.
             (properties.Row((), ((label, one), (other, -one)), (), Fraction(0), False),),
             sizes,
         )
-        for other in range(classifier.classes)
+        for other in range(classes)
         if other != label
     )
     network = properties.Network(

@@ -91,7 +91,7 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ProblemError(f"{folder} cannot be used as a folder: {error}") from None
+            raise ProblemError(f"{folder} cannot be used as a folder: {error.strerror}.") from None
         self._lock = _locked(folder)
         try:
             self._base = sqlite3.connect(folder / DATABASE, isolation_level=None, timeout=PATIENCE)

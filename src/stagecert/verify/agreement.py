@@ -7,9 +7,7 @@ some units in the last place of that precision, which is what rounding does to i
 beyond the effect of that is a fault.
 """
 
-import gzip
 from collections.abc import Sequence
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -22,6 +20,7 @@ from stagecert import networks
 from stagecert.errors import Disagreement, ProblemError
 from stagecert.networks import Network
 from stagecert.problem import as_arrays
+from stagecert.verify.contents import in_one_piece
 from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import Group, shaped
 from stagecert.verify.runtime import Session
@@ -63,7 +62,7 @@ def check(model: OpenModel, groups: Sequence[Group]) -> None:
     if difference(model.network, model.session, points, unit) is None:
         return
     # A model may round more than its inputs tell.
-    proto = _proto(model.source)
+    proto = in_one_piece(model.contents)
     unit = max([unit, *_precisions(proto.graph)])
     found = difference(model.network, model.session, points, unit)
     if found is not None and not _as_the_checker_reads(model, points):
@@ -234,16 +233,6 @@ def _ending_at(proto: onnx.ModelProto, name: str, kind: int) -> onnx.ModelProto:
     info.type.tensor_type.elem_type = kind
     part.graph.output.append(info)
     return part
-
-
-def _proto(source) -> onnx.ModelProto:
-    if isinstance(source, onnx.ModelProto):
-        return source
-    if isinstance(source, bytes):
-        return onnx.load_from_string(source)
-    if str(source).endswith(".gz"):
-        return onnx.load_from_string(gzip.decompress(Path(source).read_bytes()))
-    return onnx.load(source)
 
 
 def _precisions(graph: onnx.GraphProto) -> list[float]:

@@ -70,7 +70,7 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
         bound[some] = found.bound[better]
         for name in ("below", "above", "force", "weights"):
             getattr(best, name)[some] = getattr(work, name)[better]
-        points[some] = np.where(found.inputs > 0, *work.box)[better]
+        points[some] = found.point[better]
         if aim is None:
             scores[some] = scores_of(form, work, lines, found)[better]
         left = ~(bound[going] > goal[going])
@@ -83,8 +83,7 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
             going, work, lines, memory = going[left], work[left], lines[left], memory.kept(left)
             values, ends = values[left], ends[left]
             aim = aim if aim is None else aim[left]
-            found = Pass(found.bound[left], {i: g[left] for i, g in found.blocks.items()},
-                         found.units[left], found.inputs[left])  # fmt: skip
+            found = found[left]
         _move(form, work, lines, found, values, ends, k, memory)
     assert units is not None
     assert first is not None
@@ -136,7 +135,7 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, 
             bent = lines.over[:, some] > 0
             np.copyto(lines.below[:, some], step, where=bent)
         else:
-            _turn(layer, lanes, g, x, size)
+            (_tilt if layer.joint else _turn)(layer, lanes, g, x, size)
             low, high = lanes.low[:, some], lanes.high[:, some]
             lines.below[:, some], lines.above[:, some] = lanes.below[:, some], lanes.above[:, some]
             offsets(layer, low, high, (lines.below, lines.under, lines.above, lines.over))
@@ -185,3 +184,25 @@ def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
         wanted = hull_slope(xs, fs, side, at)
         old = slopes[:, some]
         slopes[:, some] = np.where(used, old + np.minimum(2 * size, 1) * (wanted - old), old)
+
+
+def _tilt(layer: Layer, lanes: Lanes, g, x, size) -> None:
+    """Tilts the used planes of products towards those that are tight at x.
+
+    The two planes of a side touch opposite corners (a, b) of the box and have the slopes (b, a).
+    """
+    some, shape = layer.some, (len(lanes), *layer.shape)
+    low, high = lanes.low[:, some].reshape(shape), lanes.high[:, some].reshape(shape)
+    g, x = g.reshape(shape[:-1])[..., None], x.reshape(shape)
+    crossed = (
+        np.stack([low[..., 0], high[..., 1]], axis=-1),
+        np.stack([high[..., 0], low[..., 1]], axis=-1),
+    )
+    for slopes, side, corners in ((lanes.below, 1, (low, high)), (lanes.above, -1, crossed)):
+        # At x the plane of a corner c is off by (x - c)_1 (x - c)_2.
+        lost = [side * np.prod(x - corner, axis=-1, keepdims=True) for corner in corners]
+        wanted = np.where(lost[0] <= lost[1], *(corner[..., ::-1] for corner in corners))
+        old = slopes[:, some].reshape(shape)
+        step = np.minimum(2 * size, 1)[(..., *(None,) * (len(shape) - 2))]
+        new = np.where(side * g > 0, old + step * (wanted - old), old)
+        slopes[:, some] = new.reshape(len(lanes), -1)

@@ -1,5 +1,6 @@
 """Looking for counterexamples: projected gradient descent from many points at once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,17 @@ def lanes_at_once(network: Network) -> int:
     """How many points are followed at once: a power of two, at most 256."""
     neurons = sum(int(np.prod(node.shape)) for node in network.nodes) or 1
     return 1 << min(max(NUMBERS // neurons, 1).bit_length() - 1, 8)
+
+
+def in_lanes(network: Network, count: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Places 0 to count, as many at a time as are followed at once; and how many of them count.
+
+    The first of them fills up the last ones, so that one compilation serves all.
+    """
+    width = lanes_at_once(network)
+    for begin in range(0, count, width):
+        some = np.arange(begin, begin + width)
+        yield np.where(some < count, some, begin), min(width, count - begin)
 
 
 def start_points(lower, upper, restarts: int, draw: np.random.Generator, first: bool = True):

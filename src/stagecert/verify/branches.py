@@ -6,7 +6,7 @@ below; above: `force * (cut - x)`), have a positive lower bound: all of these ar
 counterexample, so there is none. Zero is enough if a strict row takes part.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ class Branches:
             (leaves, *shape), or (1, *shape) for all leaves; float16, float32 or float64.
         whole: further passes back for the intervals of the case's box (`certificates.Rows` or None
             for every activation), or ().
+        stations: by node, in preorder: such passes for the intervals below it, with forces of the
+            splits on the way to the node.
     """
 
     case: int
@@ -43,6 +45,7 @@ class Branches:
     forces: np.ndarray
     slopes: tuple[Any, ...] = ()
     whole: tuple[Any, ...] = ()
+    stations: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self):
         for name, kind in (("axes", "<i4"), ("cuts", "<f8"), ("forces", "<f8")):

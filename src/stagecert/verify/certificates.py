@@ -29,6 +29,7 @@ class Rows:
     entries: np.ndarray
     sides: np.ndarray
     slopes: tuple[Slopes | None, ...]
+    forces: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,14 +126,20 @@ class Arrays:
         """The same boxes with arrays by their names."""
         return tuple(
             None if rows is None
-            else format_.Rows(self.add(rows.entries), self.add(rows.sides), self.named(rows.slopes))
+            else format_.Rows(
+                self.add(rows.entries), self.add(rows.sides), self.named(rows.slopes),
+                None if rows.forces is None else self.add(rows.forces),
+            )
             for rows in boxes
         )  # fmt: skip
 
     def tree(self, one: Branches) -> format_.Case:
         """A tree that splits neurons as the checker takes it."""
         everywhere = format_.Leaf(self.named(one.slopes), self.boxes(one.whole), one.leaves)
-        return format_.Case(one.axes, one.cuts, one.multipliers, {}, one.forces, everywhere)
+        stations = {node: self.boxes(boxes) for node, boxes in one.stations.items()}
+        return format_.Case(
+            one.axes, one.cuts, one.multipliers, {}, one.forces, everywhere, stations
+        )
 
 
 def packed(proof: Proof) -> bytes:
@@ -196,11 +203,16 @@ def _case(case: CaseProof, arrays: Arrays, version: int) -> dict[str, Any]:
     }
 
 
-def _boxes(boxes: tuple[format_.Rows | None, ...]) -> list:
-    return [
+def _boxes(boxes: tuple[format_.Rows | None, ...], pulled: bool = False) -> list:
+    found: list[dict[str, Any] | None] = [
         rows and {"entries": rows.entries, "sides": rows.sides, "slopes": rows.slopes}
         for rows in boxes
     ]
+    if pulled:
+        for item, rows in zip(found, boxes, strict=True):
+            if item is not None and rows is not None:
+                item["forces"] = rows.forces
+    return found
 
 
 def _tree(tree: Branches, arrays: Arrays) -> dict[str, Any]:
@@ -211,4 +223,8 @@ def _tree(tree: Branches, arrays: Arrays) -> dict[str, Any]:
         "forces": arrays.add(tree.forces),
         "slopes": arrays.named(tree.slopes),
         "boxes": _boxes(arrays.boxes(tree.whole)),
+        "stations": [
+            {"node": node, "boxes": _boxes(arrays.boxes(boxes), True)}
+            for node, boxes in tree.stations.items()
+        ],
     }

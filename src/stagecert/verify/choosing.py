@@ -22,7 +22,7 @@ def split_points(form: Form, low, high) -> np.ndarray:
         some = layer.some
         if layer.relu:
             cuts[:, some] = 0
-        elif not layer.maximum:
+        elif not layer.joint:
             kinks, sharp = kinks_of(layer.function)
             best = cuts[:, some].copy()
             off = np.full(best.shape, np.inf)
@@ -35,6 +35,17 @@ def split_points(form: Form, low, high) -> np.ndarray:
                 best, off = np.where(nearer, kink, best), np.where(nearer, away, off)
             cuts[:, some] = best
     return cuts
+
+
+def undecided_maxima(form: Form, lanes: Lanes) -> bool:
+    """Whether a maximum of some lane may have more than one winner: no split settles that."""
+    return any(
+        np.any(layer.function.bent(*(
+            x[:, layer.some].reshape(-1, *layer.shape) for x in (lanes.low, lanes.high)
+        )))
+        for layer in form.layers.values()
+        if layer.maximum
+    )  # fmt: skip
 
 
 def kinks_of(function: Activation) -> tuple[tuple[float, ...], bool]:
@@ -54,7 +65,9 @@ def scores_of(form: Form, lanes: Lanes, lines: Lines, found: Pass) -> np.ndarray
             continue
         some, g = layer.some, found.blocks[index].reshape(len(lanes), -1)
         part = lines[:, some]
-        if layer.relu:
+        if layer.joint:
+            scores[:, some] = _lost_by_planes(lanes, layer, g)
+        elif layer.relu:
             # Where a line below is used nothing is lost, but in the end even that may be split.
             scores[:, some] = (np.maximum(-g, 0) + LAST_RESORT * (np.abs(g) + 1e-6)) * part.over
         else:
@@ -71,6 +84,17 @@ def scores_of(form: Form, lanes: Lanes, lines: Lines, found: Pass) -> np.ndarray
             lost = np.abs(g * (values_at(layer, at) - slope * at - offset))
             scores[:, some] = (lost + LAST_RESORT * 1e-6) * bent
     return scores
+
+
+def _lost_by_planes(lanes: Lanes, layer: Layer, g) -> np.ndarray:
+    """What the planes of products lose in the middle of a box, which a split of either makes half.
+
+    In the middle x y - a x - b y - offset is at most a quarter of the box.
+    """
+    width = (lanes.high - lanes.low)[:, layer.some]
+    area = np.prod(width.reshape(len(g), *layer.shape), axis=-1, keepdims=True)
+    lost = np.abs(g).reshape(area.shape) * area * 0.25 * (area > 0)
+    return np.broadcast_to(lost, (*area.shape[:-1], 2)).reshape(len(g), -1)
 
 
 def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.nodes import Form
 from stagecert.verify.queries import Group
-from stagecert.verify.tightening import OutOfTime, Tightener
+from stagecert.verify.stations import Station
+from stagecert.verify.tightening import OutOfTime, Tightener, slopes_of, spread, written
 from stagecert.verify.tree import Root, Tree
 from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.checker import Checker
-from stagecert_check.numbers import Arithmetic
+from stagecert_check.graph import Program
+from stagecert_check.narrowing import Narrow, refined
 
 # Single precision is off by less than this share of the size that the rows can have.
 ROUNDING = 4e-6
@@ -28,6 +30,7 @@ class Whole:
         low, high: intervals of all arguments of activations, side by side.
         sizes: the largest absolute values of the outputs, then of the inputs.
         bounds: of every row: a certified lower bound, with the checker's own lines.
+        narrow: the checker's facts, without neurons that are zero.
         passes: what made the intervals tighter, as certificates hold it.
     """
 
@@ -36,6 +39,7 @@ class Whole:
     high: np.ndarray
     sizes: np.ndarray
     bounds: np.ndarray
+    narrow: Narrow
     passes: tuple = ()
 
 
@@ -51,8 +55,11 @@ class Complete:
         self.memory, self.keep = memory, keep
         self.form = Form(self.program)
         self.tree: Tree | None = None
+        self.kept = np.arange(self.form.neurons)  # those that the tree is about
+        self._plain: dict[int, Narrow] = {}
         self._wholes: dict[int, Whole] = {}
         self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
+        self._written: dict[Station, tuple] = {}
 
     def whole(self, g: int) -> Whole:
         """Intervals and bounds over a group's box.
@@ -68,7 +75,8 @@ class Complete:
         for g, open_ in enumerate(open_cases):
             if open_.any():
                 box = self.whole(g).box
-                tightener = Tightener(self.checker, self.form, box[0][None], box[1][None], stop)
+                form = Form(self._plain[g].facts.program)
+                tightener = Tightener(self.checker, form, box[0][None], box[1][None], stop)
                 try:
                     self._wholes[g] = self._derived(g, tightener)
                 except OutOfTime:
@@ -80,16 +88,21 @@ class Complete:
         box = (np.array(x, float)[None] for x in (group.inputs.lower64, group.inputs.upper64))
         low, high = box
         with np.errstate(all="ignore"):
-            facts = Facts(Arithmetic(), program, low, high).derive(tightener)
+            if g not in self._plain:
+                self._plain[g] = self.checker.branching.plain(low, high)
+            narrow = plain = self._plain[g]
+            if tightener is not None:
+                narrow = refined(plain, self.checker.given.sizes, None, tightener)
+            facts = narrow.facts
             bounds = self._bounds(facts, group.matrix)
-        boxes = [facts.boxes[index] for index in program.activations]
-        lows, highs = (
-            np.concatenate([np.zeros(0), *(pair[k].reshape(-1) for pair in boxes)]) for k in (0, 1)
-        )
+        everything = plain.wider() if plain.wider else plain
+        lows, highs = (_side_by_side(everything, k) for k in (0, 1))
+        kept = _places(self.form, program, narrow)
+        lows[kept], highs[kept] = (_side_by_side(narrow, k) for k in (0, 1))
         ends = (*program.outputs, *program.inputs)
         sizes = np.concatenate([facts.magnitude(k).reshape(-1) for k in ends])
         passes = tuple(tightener.boxes) if tightener else ()
-        return Whole((low[0], high[0]), lows, highs, sizes, bounds, passes)
+        return Whole((low[0], high[0]), lows, highs, sizes, bounds, narrow, passes)
 
     def _bounds(self, facts: Facts, rows: np.ndarray) -> np.ndarray:
         """Lower bounds of rows of the outputs, then the inputs, in float64."""
@@ -112,8 +125,26 @@ class Complete:
                 if stop() or not np.isfinite(group.limits[group.places[c]]).any():
                     return False
                 roots.append(self._root(g, int(c)))
-        self.tree = Tree(self.program, self.form, roots, memory=self.memory, keep=self.keep)
+        program, form = self.program, self.form
+        if len({root.group for root in roots}) == 1:
+            # What is zero on the box is left out.
+            narrow = self.whole(roots[0].group).narrow
+            self.kept, program = _places(form, program, narrow), narrow.facts.program
+            form = Form(program)
+            roots = [replace(root, low=root.low[self.kept], high=root.high[self.kept])
+                     for root in roots]  # fmt: skip
+        else:
+            self.kept = np.arange(form.neurons)
+        self.tree = Tree(program, form, roots, memory=self.memory, keep=self.keep)
+        self.tree.stop = stop
         return True
+
+    def adopted(self, stop: Callable[[], bool]) -> Tree:
+        """The tree that a file gave, at home in this search; see `resuming`."""
+        tree = self.tree
+        assert tree is not None
+        vars(tree).update(program=self.program, form=self.form, keep=self.keep, stop=stop)
+        return tree
 
     def _root(self, g: int, c: int) -> Root:
         group, whole = self.groups[g], self.whole(g)
@@ -136,7 +167,7 @@ class Complete:
         leaves = _Leaves(self.tree)
         nodes = np.concatenate([self._order[case][places] for case, places in open_.items()])
         rows = np.array([leaves.rows[node] for node in nodes.tolist()])
-        force = np.zeros((len(nodes), self.form.neurons), np.float32)
+        force = np.zeros((len(nodes), self.tree.form.neurons), np.float32)
         for k, node in enumerate(nodes.tolist()):
             for neuron, value in leaves.forces[node].items():
                 force[k, neuron] = value
@@ -148,10 +179,14 @@ class Complete:
         assert tree is not None
         inputs = len(root.box[0])
         child, neuron, cut = (tree.nodes[name] for name in ("child", "neuron", "cut"))
-        axes, cuts, order, forces = [], [], [], []
+        axes, cuts, order, forces, stations = [], [], [], [], {}
         stack: list[tuple[int, tuple[tuple[int, int], ...]]] = [(number, ())]
         while stack:
             node, path = stack.pop()
+            # A node has the station of its parent, or one of its own.
+            station, parent = int(tree.nodes["station"][node]), int(tree.nodes["parent"][node])
+            if station >= 0 and (parent < 0 or tree.nodes["station"][parent] != station):
+                stations[len(axes)] = self._passes(tree.stations[station])
             if child[node] < 0:
                 axes.append(LEAF)
                 cuts.append(0.0)
@@ -159,7 +194,7 @@ class Complete:
                 forces += _forces_of(path, leaves.forces[node])
                 continue
             j = int(neuron[node])
-            axes.append(inputs + j)
+            axes.append(inputs + int(self.kept[j]))
             cuts.append(float(cut[node]))
             first = int(child[node])
             stack += [(first + 1, (*path, (j, -1))), (first, (*path, (j, 1)))]
@@ -171,22 +206,38 @@ class Complete:
         return Branches(
             case, np.array(axes), np.array(cuts), weights * scales,
             np.array(forces, float), self._slopes(leaves, rows), self.whole(root.group).passes,
+            stations,
         )  # fmt: skip
+
+    def _passes(self, station: Station) -> tuple:
+        """What made the intervals at a station tighter, as certificates hold it."""
+        assert self.tree is not None
+        if station not in self._written:
+            self._written[station] = written(self.tree.form, self.kept, self.form, station)
+        return self._written[station]
 
     def _slopes(self, leaves: "_Leaves", rows: np.ndarray) -> tuple:
         below, above = leaves.joined("below")[rows], leaves.joined("above")[rows]
-        found = []
-        for layer in self.form.layers.values():
-            shape = len(rows), *layer.shape
-            if layer.maximum:
-                found.append(None)
-            elif layer.relu:
-                slopes = np.clip(below[:, layer.some].reshape(shape), 0, 1)
-                found.append((slopes.astype("<f4" if self.form.curved else "<f2"), None))
-            else:
-                found.append((below[:, layer.some].reshape(shape).astype("<f4"),
-                              above[:, layer.some].reshape(shape).astype("<f4")))  # fmt: skip
-        return tuple(found)
+        below = spread(below, self.kept, self.form.neurons)
+        above = spread(above, self.kept, self.form.neurons) if above.size else below
+        kind = "<f4" if self.form.curved else "<f2"
+        return tuple(slopes_of(layer, below, above, kind) for layer in self.form.layers.values())
+
+
+def _side_by_side(narrow: Narrow, k: int) -> np.ndarray:
+    """The lower (k = 0) or upper ends of all arguments of activations."""
+    facts = narrow.facts
+    boxes = [facts.boxes[index][k].reshape(-1) for index in facts.program.activations]
+    return np.concatenate([np.zeros(0), *boxes])
+
+
+def _places(form: Form, program: Program, narrow: Narrow) -> np.ndarray:
+    """Which neurons are left, among all of them side by side."""
+    found = [np.zeros(0, int)]
+    for index in program.activations:
+        some = form.layers[index].some
+        found.append(some.start + narrow.kept.get(index, np.arange(some.stop - some.start)))
+    return np.concatenate(found)
 
 
 class _Leaves:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog
 
 from stagecert.verify.nodes import Form, Lanes
 from stagecert_check.functions import Activation
@@ -27,6 +26,9 @@ class Corner:
 
 def solve(program: Program, form: Form, lane: Lanes) -> Corner:
     """Decides the case of one lane, on which every activation is linear."""
+    # Most searches never come here, and importing this is a tenth of a small property's time.
+    from scipy.optimize import linprog
+
     size = lane.box[0].shape[1]
     box = [x[0].astype(float) for x in lane.box]
     # The network is affine: its values at zero and at the unit vectors say all.
@@ -101,7 +103,7 @@ def _values(program: Program, form: Form, lane: Lanes, points):
                     for y in (lane.low, lane.high)]  # fmt: skip
             slope, _ = layer.function.slopes(ends[0], ends[1])
             value = slope * x
-            if layer.maximum:
+            if layer.joint:
                 value = value.sum(axis=-1)
             value = value + layer.function.offset(ends[0], ends[1], slope, 1)
         elif isinstance(node.operation, Shift):

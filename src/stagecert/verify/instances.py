@@ -29,7 +29,7 @@ class Instance:
         set: the name of the list.
         model, property: as the list names them, relative to the list's folder.
         model_path, property_path: where these files are, from the root; that of the packed file
-            (.gz) if only that is there.
+            (.gz) if only that is there. Of several networks, (("f", path), ("g", path)).
         timeout: seconds.
         expected: "sat" or "unsat" if the answer is known, "unknown" or "conflict" if it is said not
             to be, None if nothing is said.
@@ -38,14 +38,20 @@ class Instance:
     set: str
     model: str
     property: str
-    model_path: Path
+    model_path: Path | tuple[tuple[str, Path], ...]
     property_path: Path
     timeout: float
     expected: str | None = None
 
     def name(self) -> str:
         """Model and property without folders and endings."""
-        return f"{stem(self.model)} {stem(self.property)}"
+        return f"{self.model_name()} {stem(self.property)}"
+
+    def model_name(self) -> str:
+        """The model, or all networks, without folders and endings."""
+        if isinstance(self.model_path, Path):
+            return stem(self.model)
+        return " ".join(f"{name}={stem(path.name)}" for name, path in self.model_path)
 
 
 def read_lists(
@@ -174,11 +180,19 @@ def _instance(
                 f"{where}: the timeout must be a positive number of seconds, not "
                 f"{row['timeout']!r}."
             )
+    from stagecert_check import joining
+
+    several = joining.named(row["model"])
+    model_path: Path | tuple[tuple[str, Path], ...] = Path(row["model"])
+    if several is None:
+        model_path = _there(path.parent / model_path)
+    else:
+        model_path = tuple((name, _there(path.parent / file)) for name, file in several)
     return Instance(
         set=name,
         model=row["model"],
         property=row["property"],
-        model_path=_there(path.parent / row["model"]),
+        model_path=model_path,
         property_path=_there(path.parent / row["property"]),
         timeout=timeout,
         expected=_expected(where, row) if "expected" in row else None,

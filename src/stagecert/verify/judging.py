@@ -10,6 +10,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stagecert.errors import ProblemError
@@ -155,7 +156,9 @@ class _Judge:
         if found.note is not None:
             # Files are called what the list calls them, wherever that is.
             one = self.work.instances[item.key]
-            for path, name in ((one.model_path, one.model), (one.property_path, one.property)):
+            models = one.model_path if isinstance(one.model_path, tuple) else ()
+            names = [(one.model_path, one.model), (one.property_path, one.property)]
+            for path, name in (*names, *((path, path.name) for _, path in models)):
                 found.note = found.note.replace(str(path), name)
         return _row(item, found, seconds, attached)
 
@@ -192,12 +195,14 @@ class _Judge:
         return found, None, seconds
 
     def _model(self, instance: Instance, wanted: str | None):
-        from stagecert.verify.models import OpenModel, digest_of
+        from stagecert.verify.contents import digest_of
+        from stagecert.verify.models import OpenModel
 
         path = instance.model_path
         if wanted is None or wanted not in self.models:
             # Errors of files that could not be read at the start are raised here, too.
-            size = path.stat().st_size
+            files = [path] if isinstance(path, Path) else [file for _, file in path]
+            size = sum(file.stat().st_size for file in files)
             there = digest_of(path)
             if wanted is not None and there != wanted:
                 raise ProblemError(f"{path} has changed since the sweep began.")

@@ -4,9 +4,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import onnx
+import numpy as np
 
 from stagecert import networks
+from stagecert.verify.contents import contents_of
+from stagecert.verify.logits import without_softmax
 from stagecert.verify.runtime import RUNTIME, Session
 from stagecert_check import external, graph, joining
 from stagecert_check.numbers import Arithmetic
@@ -23,17 +25,22 @@ class OpenModel:
     10
     """
 
-    def __init__(self, source):
+    def __init__(self, source, *, logits: bool = False):
         """Reads a model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto.
 
         Several networks, [("f", path), ("g", path)], become one that has all inputs and outputs.
+        With `logits`, a last Softmax or LogSoftmax is left out: `dropped` is its name.
         """
         RUNTIME.start()  # it imports ONNX Runtime in the meantime
         self.source: Any = Path(source) if isinstance(source, str) else source
         self.several = joining.named(source)
+        self.dropped: str | None = None
         if self.several is not None:
-            self.contents = joining.joint_contents(self.several)
             self.source = self.contents.data
+        if logits and (shorter := without_softmax(self.contents)) is not None:
+            self.digest = self.contents.digest  # of the files as they are
+            self.dropped, self.source = shorter
+            self.contents = external.Model(self.source)
         self.network = networks.load(self.source)
 
     @cached_property
@@ -44,7 +51,21 @@ class OpenModel:
     @cached_property
     def contents(self) -> external.Model:
         """What the files of the model hold, as the checker reads them."""
-        return _contents(self.source)
+        return contents_of(self.source)
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the model by the content of its files."""
+        return self.contents.digest
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the input, as users give it, of a model that has one."""
+        return tuple(self.network.input_shape)  # type: ignore
+
+    def run(self, points: np.ndarray) -> np.ndarray:
+        """What ONNX Runtime computes for inputs, one by one: (points, outputs)."""
+        return self.session.run(points.reshape(len(points), -1))
 
     @cached_property
     def program(self) -> graph.Program:
@@ -55,16 +76,3 @@ class OpenModel:
 def opened(model) -> OpenModel:
     """The model, which is read unless it has been already."""
     return model if isinstance(model, OpenModel) else OpenModel(model)
-
-
-def _contents(source) -> external.Model:
-    if isinstance(source, onnx.ModelProto):
-        return external.Model(source.SerializeToString())
-    if isinstance(source, bytes):
-        return external.Model(source)
-    return external.model_contents(source)
-
-
-def digest_of(source) -> str:
-    """Identifies a model by its content, with the weights that it keeps in other files."""
-    return _contents(source).digest

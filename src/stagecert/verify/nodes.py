@@ -18,20 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.networks.neurons import single
-from stagecert_check.functions import Activation, Maximum
+from stagecert.networks.bounding.neurons import single
+from stagecert_check.functions import Activation, Maximum, Product
 from stagecert_check.graph import Program, Shift
 
 
 @dataclass(eq=False)
 class Layer:
-    """An activation: where its argument is on the axis of all neurons, and what it is."""
+    """An activation: where its argument is on the axis of all neurons, and what it is.
+
+    A maximum and a product read the last axis of their argument: they are joint functions.
+    """
 
     function: Activation
     some: slice
     shape: tuple[int, ...]
     relu: bool
     maximum: bool
+    joint: bool
 
 
 class Form:
@@ -48,10 +52,10 @@ class Form:
             argument = self.nodes[index].arguments[0]
             some = slice(begin, begin + self.sizes[argument])
             begin = some.stop
-            relu = getattr(function, "kind", "") == "relu"
-            self.layers[index] = Layer(
-                function, some, self.nodes[argument].shape, relu, isinstance(function, Maximum)
-            )
+            relu, maximum = getattr(function, "kind", "") == "relu", isinstance(function, Maximum)
+            joint = maximum or isinstance(function, Product)
+            shape = self.nodes[argument].shape
+            self.layers[index] = Layer(function, some, shape, relu, maximum, joint)
         self.neurons = begin
         self.curved = not all(layer.relu or layer.maximum for layer in self.layers.values())
         ends = [layer.some.stop for layer in self.layers.values()]
@@ -106,7 +110,7 @@ class Lanes:
 class Lines:
     """below * x + under <= activation(x) <= above * x + over; (lanes, neurons).
 
-    Offsets of a maximum are in the place of its first argument.
+    Offsets of a joint function are in the place of its first argument.
     """
 
     below: np.ndarray
@@ -132,12 +136,23 @@ class Aim:
 
 @dataclass(eq=False)
 class Pass:
-    """What one pass back met: the bound, cotangents of blocks by node, of arguments and inputs."""
+    """What one pass back met.
+
+    Attributes:
+        bound: (lanes,).
+        blocks: cotangents of activations, by node.
+        units: (lanes, layers), mean absolute cotangents of arguments.
+        point: (lanes, inputs), where the bound is attained.
+    """
 
     bound: np.ndarray
     blocks: dict[int, np.ndarray]
-    units: np.ndarray  # (lanes, layers), mean absolute cotangents of arguments
-    inputs: np.ndarray
+    units: np.ndarray
+    point: np.ndarray
+
+    def __getitem__(self, some) -> "Pass":
+        blocks = {index: g[some] for index, g in self.blocks.items()}
+        return Pass(self.bound[some], blocks, self.units[some], self.point[some])
 
 
 def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:
@@ -176,7 +191,7 @@ def offsets(layer: Layer, low, high, lines) -> None:
     for slopes, offsets, side in ((lines[0], lines[1], 1), (lines[2], lines[3], -1)):
         given = slopes[:, some].astype(float).reshape(count, *layer.shape)
         found = layer.function.offset(ends[0], ends[1], given, side)
-        if layer.maximum:
+        if layer.joint:
             part = np.zeros((count, *layer.shape), np.float32)
             part[..., 0] = found
             found = part
@@ -238,7 +253,7 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
             blocks[index] = g
             part = lines[:, layer.some]
             up, sent = np.maximum(g, 0), g.reshape(count, -1)
-            wide = np.repeat(sent, layer.shape[-1], axis=1) if layer.maximum else sent
+            wide = np.repeat(sent, layer.shape[-1], axis=1) if layer.joint else sent
             up = np.maximum(wide, 0)
             down = up - wide
             bound += _offset_terms(layer, up, down, part)
@@ -260,8 +275,9 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
         reached[k] if k in reached else np.zeros((count, *nodes[k].shape), np.float32)
         for k in form.inputs
     ])  # fmt: skip
-    bound += np.einsum("ij,ij->i", c, np.where(c > 0, *lanes.box))
-    return Pass(bound, blocks, units, c)
+    point = np.where(c > 0, *lanes.box)
+    bound += np.einsum("ij,ij->i", c, point)
+    return Pass(bound, blocks, units, point)
 
 
 def _offset_terms(layer: Layer, up, down, part: Lines) -> np.ndarray:
@@ -278,7 +294,7 @@ def forth(
     """
     count = len(lanes)
     nodes = form.nodes if aim is None else form.nodes[: aim.node]
-    x = np.where(found.inputs > 0, *lanes.box)
+    x = found.point
     values: list[Any] = []
     arguments: list[np.ndarray] = []
     begin = 0
@@ -293,12 +309,12 @@ def forth(
             part = lines[:, layer.some]
             g = found.blocks.get(index)
             g = np.zeros((count, 1), np.float32) if g is None else g.reshape(count, -1)
-            if layer.maximum:
+            if layer.joint:
                 g = np.repeat(g, layer.shape[-1], axis=1) if g.shape[1] > 1 else g
             up = g > 0
             value = np.where(up, part.below, part.above) * at
             value += np.where(up, part.under, part.over)
-            if layer.maximum:
+            if layer.joint:
                 value = value.reshape(count, *layer.shape).sum(axis=-1)
             value = value.reshape(count, *node.shape)
         elif isinstance(node.operation, Shift):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagecert.networks.envelope import ROOM, Envelope, State
-from stagecert.networks.envelope_search import search
+from stagecert.networks.bounding.envelope import ROOM, Envelope, State
+from stagecert.networks.bounding.envelope_search import search
 from stagecert.verify.certificates import Above, Slopes
 from stagecert.verify.queries import Group
 from stagecert_check.bounds import Facts

@@ -84,8 +84,11 @@ Way = tuple[tuple[int, float, int], ...]  # (axis, cut, side) from the root
 def pruned(checker: Checker, tree: Branches, late: Callable[[], bool] = lambda: False) -> Branches:
     """A tree whose leaves are all refuted, with fewer of them if possible.
 
-    Once it is `late`, what has been reached is enough.
+    Once it is `late`, what has been reached is enough. A tree with stations stays as it is: what
+    refutes its leaves rests on the splits above them.
     """
+    if tree.stations:
+        return tree
     pruner = _Pruner(checker, tree, late)
     with np.errstate(all="ignore"):
         while not late() and pruner.round(lambda part, _: part.parts is None):

@@ -14,7 +14,7 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.bounds import bound
+from stagecert.networks.bounding.bounds import bound
 from stagecert_check.properties import InputSet, Property, Row
 
 

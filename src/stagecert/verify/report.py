@@ -40,7 +40,8 @@ def report_of_instances(
         bound=(
             "The bound is a proven lower bound on the violation over all inputs: above zero, there "
             "is no counterexample. Of inputs that were split it is the least over the parts or, "
-            "if not all of these are decided, what holds without splitting."
+            "if not all of these are decided, what holds without splitting. A 0 of an unsat: "
+            "proven to be above zero, by splits of neurons, which do not say how much."
         ),
         gap=(
             "The gap is the smallest violation met at an input, minus the bound. The former is "

@@ -39,6 +39,6 @@ def check_memory(network: Network, memory: float) -> None:
     if wanted > memory:
         raise ProblemError(
             f"The network has {values_of(network):,} values on the way to its outputs: verifying "
-            f"it takes about {wanted:.1f} GiB, but {memory:g} GiB are allowed. Allow more with "
+            f"it takes about {wanted:.2g} GiB, but {memory:g} GiB are allowed. Allow more with "
             f"--memory {math.ceil(wanted)} (memory={math.ceil(wanted)} in Python)."
         )

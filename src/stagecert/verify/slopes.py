@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.networks import Network
+from stagecert.networks.bounding.relaxation import Split, split
+from stagecert.networks.bounding.search import few_sizes, proposed_lines, relax, search
+from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import Regions, regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import few_sizes, proposed_lines, relax, search
-from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify.certificates import Arrays, Leaf, Rows, Slopes
 from stagecert.verify.queries import for_users

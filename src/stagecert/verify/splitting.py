@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.networks import Network
+from stagecert.networks.bounding.relaxation import Split, split
+from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.stepwise import Passes, rows_at_once
 from stagecert.problem import as_arrays
 from stagecert.verify.mixing import mix
 from stagecert.verify.queries import Group, for_users, shaped

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stagecert import __version__, sweeps
+from stagecert import __version__
 from stagecert.errors import ProblemError
 from stagecert.files import write_csv, write_whole
-from stagecert.sweeps import Item, Row, Store
+from stagecert.sweeps import Item, Store
+from stagecert.sweeps.campaign import Campaign
 from stagecert.sweeps.tables import write_table
+from stagecert.verify.contents import digest_of
 from stagecert.verify.instances import Instance, stem
 from stagecert.verify.judging import VERDICTS, Attached, Hashes, Judging
-from stagecert.verify.models import digest_of
 
 COLUMNS = {
     "index": int,
@@ -102,7 +103,7 @@ class Line:
     size: int | None = None  # of the certificate
 
 
-class Sweep:
+class Sweep(Campaign):
     """A sweep over instances in parts: what there is to do, doing it, and writing it down.
 
     Args:
@@ -118,6 +119,9 @@ class Sweep:
     ...     work.run(store)
     ...     summary = work.export(store)
     """
+
+    work: Judging
+    verdict = "verdict"
 
     def __init__(
         self,
@@ -151,7 +155,7 @@ class Sweep:
         for place, key in enumerate(self.keys):
             first.setdefault(key, place)
         self.items = [Item(place, key) for key, place in first.items()]
-        self._work = Judging(
+        self.work = Judging(
             {key: self.instances[place] for key, place in first.items()},
             {key: hashes[place] for key, place in first.items()},
             check=check,
@@ -164,26 +168,6 @@ class Sweep:
     def longest(self) -> float:
         """The largest time limit of all instances."""
         return max(one.timeout for one in self.instances)
-
-    def store(self, out: str | Path | None) -> Store:
-        """The store in a folder, which is made if need be; or one in memory."""
-        store = Store(None if out is None else Path(out), self.configuration)
-        if out is not None:
-            # What a killed process did not finish writing.
-            for rest in Path(out).glob("**/*.part"):
-                rest.unlink(missing_ok=True)
-        return store
-
-    def forget_errors(self, store: Store) -> None:
-        """Removes the rows of instances that failed, so that `run` computes them again."""
-        failed = [row.key for row in store.rows() if row.data["verdict"] == "error"]
-        store.remove(key for key in failed if key in self.keys)
-
-    def run(
-        self, store: Store, progress: Callable[[list[Row]], None] | None = None, **options: Any
-    ) -> None:
-        """Computes and stores all rows that are missing; for the options see `sweeps.run`."""
-        sweeps.run(self.items, self._work, store, batch=1, progress=progress, **options)
 
     def lines(self, store: Store, *, attached: bool = False) -> Iterator[Line]:
         """The table of all instances that have a row, in the order of the lists.
@@ -226,8 +210,9 @@ class Sweep:
     def _file(self, kind: str, key: str) -> str:
         """Where a file of an instance is, seen from the folder of the results."""
         folder, ending = _FILES[kind]
-        one = self._work.instances[key]
-        name = re.sub(r"[^\w.-]+", "_", f"{stem(one.model)[:80]}-{stem(one.property)[:80]}")
+        one = self.work.instances[key]
+        name = f"{one.model_name()[:80]}-{stem(one.property)[:80]}"
+        name = re.sub(r"[^\w.-]+", "_", name)
         return f"{folder}/{name}-{key[:8]}.{ending}"
 
     def summary(self, store: Store) -> Summary:
@@ -290,12 +275,12 @@ class _Contents:
     """Hashes of files, each of which is read once."""
 
     def __init__(self):
-        self._known: dict[tuple[Path, Callable], str | None] = {}
+        self._known: dict[tuple[Any, Callable], str | None] = {}
 
     def of(self, one: Instance) -> Hashes:
         return Hashes(self._hash(one.model_path, digest_of), self._hash(one.property_path, _hash))
 
-    def _hash(self, path: Path, how: Callable[[Path], str]) -> str | None:
+    def _hash(self, path: Any, how: Callable[[Any], str]) -> str | None:
         if (path, how) not in self._known:
             try:
                 self._known[path, how] = how(path)

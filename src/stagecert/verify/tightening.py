@@ -3,10 +3,12 @@
 import numpy as np
 
 from stagecert.verify.ascent import ascend
-from stagecert.verify.certificates import Arrays, Leaf, Rows
-from stagecert.verify.nodes import Aim, Form, Lanes, default_slopes
+from stagecert.verify.certificates import Arrays, Rows
+from stagecert.verify.nodes import Aim, Form, Lanes, Layer, default_slopes
+from stagecert.verify.stations import Station
 from stagecert_check.bounds import Facts
 from stagecert_check.checker import Checker
+from stagecert_check.narrowing import Narrow
 
 STEPS = 8  # of ascent, on each end of each interval
 NUMBERS = 100_000  # in an array of slopes that are searched for at a time
@@ -20,8 +22,8 @@ class OutOfTime(Exception):
 class Tightener:
     """Searches for slopes that make the intervals of activations tighter, one after the other.
 
-    `Facts.derive` calls it for every activation. What it found is in `boxes`, as certificates hold
-    it: the checker makes the same intervals of it.
+    `refined` calls it for every activation. What it found is in `boxes`, as certificates hold it:
+    the checker makes the same intervals of it. The form is that of the narrow network.
     """
 
     def __init__(self, checker: Checker, form: Form, low, high, stop):
@@ -29,7 +31,7 @@ class Tightener:
         self.ends = low.astype(np.float32), high.astype(np.float32)
         self.boxes: list[Rows | None] = []
 
-    def __call__(self, facts: Facts, index: int, argument: int) -> None:
+    def __call__(self, known: Narrow, facts: Facts, index: int, argument: int) -> None:
         checker, place = self.checker, len(self.boxes)
         self.boxes.append(None)
         function = checker.program.nodes[index].operation
@@ -45,16 +47,28 @@ class Tightener:
         kept = np.flatnonzero(gain > WORTH * (high - low))
         if not len(kept):
             return
-        earlier = list(self.form.layers.values())[:place]
-        self.boxes[-1] = Rows(
-            both[kept].astype("<i4"),
+        earlier = list(self.form.layers)[:place]
+        found, held = both[kept], Arrays()
+        self.boxes[-1] = rows = Rows(
+            known.kept.get(index, np.arange(int(facts.low[argument].size)))[found].astype("<i4"),
             sides[kept].astype("<i4"),
-            tuple(_slopes(layer, *(x[kept] for x in slopes)) for layer in earlier),
+            tuple(self._widened(known, k, *(x[kept] for x in slopes)) for k in earlier),
         )
-        held = Arrays()
-        none = (None,) * (len(checker.activations) - len(self.boxes))
-        leaf = held.leaf(Leaf(np.ones(1), (None,) * len(checker.activations), (*self.boxes, *none)))
-        checker.given.tighten(held, leaf, facts, index, argument)  # type: ignore
+        (given,) = held.boxes((rows,))
+        assert given is not None
+        checker.given.passes(held, given, facts, (index, argument), known)
+
+    def _widened(self, known: Narrow, index: int, below, above) -> tuple | None:
+        """Slopes of one layer, for all its neurons."""
+        found = slopes_of(self.form.layers[index], below, above)
+        if found is None or index not in known.kept:
+            return found
+        shape = self.checker.given.shape(index)
+        kept, size = known.kept[index], self.checker.given.sizes[index]
+        return tuple(
+            x if x is None else spread(x.reshape(len(x), -1), kept, size).reshape(-1, *shape)
+            for x in found
+        )
 
     def _searched(self, facts: Facts, argument: int, entries, sides):
         """Slopes below and above (rows, neurons), and lower bounds on sides * entries."""
@@ -68,7 +82,7 @@ class Tightener:
         )
         low, high = low.astype(np.float32), high.astype(np.float32)
         below, above = default_slopes(form, low, high)
-        at_once = max(NUMBERS // form.neurons, 16)
+        at_once = max(NUMBERS // max(form.neurons, self.ends[0].size), 16)
         found: list[tuple] = []
         for begin in range(0, len(entries), at_once):
             if self.stop():
@@ -96,11 +110,45 @@ class Tightener:
         return (slopes_below, slopes_above), bounds
 
 
-def _slopes(layer, below, above):
+def slopes_of(layer: Layer, below, above, kind="<f2") -> tuple | None:
+    """The slopes (rows, *shape) of one layer as certificates hold them, relu's in a kind."""
     if layer.maximum:
         return None
     shape = len(below), *layer.shape
     if layer.relu:
-        return np.clip(below[:, layer.some], 0, 1).reshape(shape).astype("<f2"), None
+        return np.clip(below[:, layer.some], 0, 1).reshape(shape).astype(kind), None
     pair = below[:, layer.some], above[:, layer.some]
     return tuple(x.reshape(shape).astype("<f4") for x in pair)
+
+
+def spread(array: np.ndarray, kept: np.ndarray, neurons: int) -> np.ndarray:
+    """(rows, those kept) as (rows, all neurons), with zeros for the others."""
+    found = np.zeros((len(array), neurons), array.dtype)
+    found[:, kept[: array.shape[1]]] = array
+    return found
+
+
+def written(narrow: Form, kept: np.ndarray, form: Form, station: Station) -> tuple:
+    """The passes of a station as certificates hold them; `kept` are the narrow form's neurons."""
+    neurons = [neuron for neuron, _, _ in station.splits]
+    signs = np.array([-1 if above else 1 for _, _, above in station.splits])
+    last = {neuron: k for k, neuron in enumerate(neurons)}
+    layers, own = list(form.layers.values()), list(narrow.layers.values())
+    found: list[Rows | None] = []
+    for place, layer in enumerate(layers):
+        passes = station.passes.get(place)
+        if passes is None or not np.any(passes.kept):
+            found.append(None)
+            continue
+        some = passes.kept
+        entries = kept[own[place].some][passes.entries[some]] - layer.some.start
+        below, above = (spread(x[some], kept, form.neurons) for x in (passes.below, passes.above))
+        force = np.zeros((int(np.sum(some)), len(neurons)), np.float32)
+        for neuron, k in last.items():
+            if neuron < passes.force.shape[1]:
+                force[:, k] = np.maximum(signs[k] * passes.force[some, neuron], 0)
+        found.append(Rows(
+            entries.astype("<i4"), passes.sides[some].astype("<i4"),
+            tuple(slopes_of(x, below, above) for x in layers[:place]), force,
+        ))  # fmt: skip
+    return tuple(found)

@@ -60,6 +60,8 @@ class Verdict:
         objection: why the checker did not accept a proof that the search believes in: the answer
             is then "unknown". `rejected` tells whether that is a fault of this program.
         rejected: the checker understood the model, and did not accept the proof.
+        closed: which share of the boxes or of the tree of splits is refuted, if the parts of a
+            split count alike; None if nothing was split.
     """
 
     answer: Answer
@@ -71,6 +73,7 @@ class Verdict:
     certified: Certified | None = None
     objection: str | None = None
     rejected: bool = False
+    closed: float | None = None
 
     @property
     def checked(self) -> bool:
@@ -104,6 +107,8 @@ class Verdict:
         nearest = min(one.nearest for one in left)
         if np.isfinite(nearest):
             text += f"; the input nearest to a counterexample misses by {nearest:.4g}"
+        if self.closed is not None:
+            text += f"; {self.boxes} nodes were seen, {100 * self.closed:.4g} % of the tree closed"
         return text + "."
 
     def __repr__(self) -> str:
@@ -122,6 +127,7 @@ class Verdict:
             "reason": self.reason,
             "seconds": round(self.seconds, 3),
             "boxes": self.boxes,
+            "closed": self.closed and round(self.closed, 6),
             "checked": self.checked,
             "proving_seconds": self.certified and round(self.certified.proving, 3),
             "checking_seconds": self.certified and round(self.certified.checking, 3),

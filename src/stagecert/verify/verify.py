@@ -8,21 +8,17 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from stagecert import networks
 from stagecert.errors import ProblemError
-from stagecert.networks.bounds import RELAXATIONS, Relaxation
-from stagecert.networks.regions import regions_of
-from stagecert.networks.relaxation import Split, split
-from stagecert.networks.search import few_sizes
-from stagecert.networks.stepwise import Passes, rows_at_once
-from stagecert.problem import as_arrays
-from stagecert.verify import agreement, attack
+from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
+from stagecert.networks.bounding.search import few_sizes
+from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.complete import Complete
+from stagecert.verify.ladder import Boxes, Ladder
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.planes import Proven, bounds_by_planes
 from stagecert.verify.proving import (
@@ -33,7 +29,7 @@ from stagecert.verify.proving import (
     Rejected,
     certify,
 )
-from stagecert.verify.queries import Group, for_users, groups_of
+from stagecert.verify.queries import Group, groups_of
 from stagecert.verify.replay import Counterexample, Replay
 from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter
@@ -52,6 +48,10 @@ TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
+# Seconds between two writings of a search that may be interrupted.
+SAVE_EVERY = 30.0
+# How often leaves that the checker does not confirm are opened again.
+REOPENINGS = 16
 # Points with a larger violation than this, in the attack's float32, are not worth a replay.
 NEARLY = 1e-4
 # What is said of a property that the search has decided and the checker has not.
@@ -68,6 +68,7 @@ def verify(
     memory: float = 1.0,
     relaxation: Relaxation = "triangle",
     progress: Callable[[str], None] | None = None,
+    resume: str | Path | None = None,
 ) -> Verdict:
     """Decides whether a network can violate a property.
 
@@ -85,13 +86,16 @@ def verify(
         relaxation: "envelope" also bounds whole boxes by planes above neurons, which see all that a
             neuron reads, before neurons are split; see docs/envelope.md.
         progress: called with a line of text now and then.
+        resume: a file for the search. It goes on from there if the file exists; if time is up, the
+            file is written, and now and then before that. Once the property is decided the file is
+            removed. It is never trusted: an answer needs the same proof as without.
 
     Raises:
         ProblemError: bad input, or a model or property of a kind that is not supported.
     """
     work = Verification(
         model, property, timeout, check=check, seed=seed, memory=memory, relaxation=relaxation,
-        progress=progress,
+        progress=progress, resume=resume,
     )  # fmt: skip
     return work.run()
 
@@ -105,16 +109,6 @@ class _State:
     how: list[str | None]
     row: list[int | None]
     nearest: np.ndarray
-    arguments: tuple = ()  # intervals of all activations' arguments, by one pass back
-
-
-@dataclass(frozen=True, eq=False)
-class _Bounded:
-    """Bounds (boxes, rows), where they are attained, and the intervals behind them."""
-
-    bound: np.ndarray
-    points: np.ndarray
-    arguments: tuple
 
 
 class Verification:
@@ -131,6 +125,7 @@ class Verification:
         memory: float = 1.0,
         relaxation: Relaxation = "triangle",
         progress: Callable[[str], None] | None = None,
+        resume: str | Path | None = None,
     ):
         if relaxation not in RELAXATIONS:
             known = ", ".join(RELAXATIONS)
@@ -154,14 +149,17 @@ class Verification:
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
         self.complete: Complete | None = None
-        self.parts: Split | None = None
         self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
         self.planes: dict[int, Proven] = {}  # by case: what refutes its row
         self.certified: Certified | None = None
         self.objection: str | None = None
         self.rejected = False
         self.reason = ""
-        self._tried: dict[tuple[int, bytes], None] = {}
+        self._reopened = 0
+        self.resume = None if resume is None else Path(resume)
+        self._next_save = self.begin + SAVE_EVERY
+        self._ended: tuple[Answer, str] = ("timeout", "Time is up.")
+        self._lasting: dict[str, Any] = {}  # what of the search is worth a file, by name
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
@@ -170,6 +168,7 @@ class Verification:
         joining.check_names(model.several, self.property)
         check_memory(model.network, self.memory)
         self.network, self.groups = groups_of(model.network, self.property)
+        self.ladder = Ladder(self.network, self.memory, self._left, self.say)
         self.states = [
             _State(
                 np.full(len(group.rows), -np.inf),
@@ -181,6 +180,8 @@ class Verification:
             for group in self.groups
         ]
         self.ready = True
+        if self.resume is not None and self.resume.exists():
+            resuming.restore(self.resume, *self._digests(), {})
         if self.groups:
             self.say("comparing the network with ONNX Runtime")
             agreement.check(model, self.groups)
@@ -191,7 +192,43 @@ class Verification:
             verdict = self.so_far("unknown")
         if self.check and self.found is None and self._decided():
             verdict = self._pass_the_gate(model)
+        if self.resume is not None and verdict.decided:
+            self.resume.unlink(missing_ok=True)
+        elif not verdict.decided and self._late():
+            self._save()
         return verdict
+
+    def interrupt(self) -> None:
+        """Ends the work as if time were up, from another thread."""
+        self._ended = "unknown", "Interrupted."
+        self.deadline = time.monotonic()
+
+    # -- files of interrupted searches -----------------------------------------------------------
+
+    def _save(self) -> None:
+        """Writes down the search, if a file was asked for and there is a search to go on with."""
+        if self.resume is not None and self._lasting:
+            begin = time.monotonic()
+            resuming.save(self.resume, *self._digests(), self._lasting)
+            # Writing takes a twentieth of the time at most.
+            spent = time.monotonic() - begin
+            self._next_save = time.monotonic() + max(SAVE_EVERY, 20 * spent)
+
+    def _save_sometimes(self) -> None:
+        if time.monotonic() >= self._next_save:
+            self._save()
+
+    def _restored(self, name: str, search: Any) -> bool:
+        """Whether a search goes on from the file."""
+        if self.resume is None or self._lasting or not self.resume.exists():
+            return False
+        return name in resuming.restore(self.resume, *self._digests(), {name: search})
+
+    def _digests(self) -> tuple[str, str]:
+        """What a file must be of; without a check, nothing is kept that could be checked."""
+        assert self.opened is not None
+        checked = "" if self.check else " unchecked"
+        return self.opened.contents.digest, self.property.digest + checked
 
     def _pass_the_gate(self, model: OpenModel) -> Verdict:
         """The answer to a property all of whose cases are refuted: what the checker says."""
@@ -204,12 +241,13 @@ class Verification:
                 model, self.property, found, memory=self.memory, progress=self.say, stop=self._late
             )
         except OutOfTime:
-            return self.so_far("timeout", "Time is up.")
+            return self.so_far(*self._ended)
         except NotCovered as error:
             self.objection = str(error)
             return self.so_far("unknown", f"The checker cannot follow: {error}.")
         except Rejected as error:
-            if error.open and self.complete is not None:
+            if error.open and self.complete is not None and self._reopened < REOPENINGS:
+                self._reopened += 1
                 return self._search_further(model, error.open)
             self.objection, self.rejected = str(error), True
             return self.so_far("unknown", f"The checker rejects the proof: {error}.")
@@ -225,7 +263,7 @@ class Verification:
         self._grow_tree()
         if self.found is None and self._decided() and not self._late():
             return self._pass_the_gate(model)
-        return self.so_far("timeout", "Time is up.") if self._late() else self.so_far()
+        return self.so_far(*self._ended) if self._late() else self.so_far()
 
     def so_far(self, answer: Answer | None = None, reason: str | None = None) -> Verdict:
         """What is known at this moment; `answer` stands unless the property is decided."""
@@ -273,7 +311,16 @@ class Verification:
             self.certified,
             self.objection,
             self.rejected,
+            self._closed(),
         )
+
+    def _closed(self) -> float | None:
+        """The share of the tree that is closed, of boxes or of splits; None without a tree."""
+        if self.splitter is not None:
+            return float(self.splitter.finished / max(self.splitter.total, 1))
+        if self.complete is not None and self.complete.tree is not None:
+            return float(self.complete.tree.closed)
+        return None
 
     def _proven(self, g: int, c: int, best: float) -> float:
         """A lower bound on the violation of a case, from the best one over its whole box."""
@@ -313,7 +360,7 @@ class Verification:
             if self._over():
                 break
         if self._late() and not self._decided():
-            return self.so_far("timeout", "Time is up.")
+            return self.so_far(*self._ended)
         return self.so_far("unknown", self.reason or "All methods were tried.")
 
     def _decided(self) -> bool:
@@ -327,7 +374,7 @@ class Verification:
         return self._decided() or self._late()
 
     def _left(self) -> float | None:
-        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.01)
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
 
     # -- counterexamples -----------------------------------------------------------------------
 
@@ -351,9 +398,8 @@ class Verification:
             restarts = max(width // max(len(cases), 1), 4)
             lanes = [case for case in cases for _ in range(restarts)]
             self.say(f"attacking {len(cases)} cases")
-            for begin in range(0, len(lanes), width):
-                some = lanes[begin : begin + width]
-                some += [some[0]] * (width - len(some))
+            for places, _ in attack.in_lanes(self.network, len(lanes)):
+                some = [lanes[k] for k in places]
                 goal = attack.targets(self.groups, some)
                 # Short descents have the same starting points whether there are long ones or not.
                 draw = self.draw if plan in attack.SHORT else self.draw_long
@@ -414,20 +460,27 @@ class Verification:
         if not any(map(len, picks)):
             return
         # So that fewer sizes are compiled; the first row fills up the others.
-        parts = self._split_network()
-        most = few_sizes(parts.layers, max(map(len, picks)), len(chosen))
+        most = few_sizes(self.ladder.parts.layers, max(map(len, picks)), len(chosen))
         picks = [np.concatenate([p, np.repeat(p[:1], most - len(p))]) for p in picks]
         self.say(f"bounding {len(chosen)} boxes x {most} rows: {how}")
-        simple = how in ("ibp", "backward")
-        found = (self._by_passes if simple else self._by_search)(how, chosen, picks)
+        found = self.ladder.bound(how, self._asked(chosen, picks))
         if found is None:
             return
         for k, (g, pick) in enumerate(zip(chosen, picks, strict=True)):
-            if how == "backward":
-                self.states[g].arguments = tuple((low[k], high[k]) for low, high in found.arguments)
             self._note(how, g, pick, found.bound[k])
         if not self._decided() and how != "ibp":
             self._try_minimisers(found.points, chosen)
+
+    def _asked(self, chosen: list[int], picks: list) -> Boxes:
+        """The boxes of groups, and the picked rows of each."""
+        groups = [self.groups[g] for g in chosen]
+        return Boxes(
+            chosen,
+            np.stack([group.inputs.lower64 for group in groups]).astype(float),
+            np.stack([group.inputs.upper64 for group in groups]).astype(float),
+            np.stack([group.matrix[p] for group, p in zip(groups, picks, strict=True)]),
+            np.stack([group.limits[p] for group, p in zip(groups, picks, strict=True)]),
+        )
 
     def _note(self, how: str, g: int, pick: np.ndarray, bounds: np.ndarray) -> None:
         """Keeps bounds of some rows of a group: each is a proof by itself."""
@@ -442,75 +495,6 @@ class Verification:
                 state.how[c], state.row[c] = how, row
                 state.refuted[c] = True
                 self.rows[group.numbers[c]] = row
-
-    def _boxes(self, chosen: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        ends = [(self.groups[g].inputs.lower64, self.groups[g].inputs.upper64) for g in chosen]
-        return tuple(np.stack(end).astype(float) for end in zip(*ends, strict=True))  # type: ignore
-
-    def _split_network(self) -> Split:
-        """The network, cut at its activations, as float64 arrays."""
-        parts = self.parts
-        if parts is None:
-            with jax.enable_x64(True):
-                parts = self.parts = as_arrays(split(self.network), jnp.float64)
-        return parts
-
-    def _by_passes(self, how: str, chosen: list[int], picks: list) -> "_Bounded | None":
-        """One pass back, on intervals or on intervals that passes back have tightened."""
-        with jax.enable_x64(True):
-            parts = self._split_network()
-            lower, upper = self._boxes(chosen)
-            regions = regions_of(
-                self.network, for_users(self.network, lower), for_users(self.network, upper), None
-            )
-            passes = Passes(
-                parts, regions, rows_at_once(parts, self.memory),
-                refine=how == "backward", stop=self._late,
-                share=lambda layer, done, size: self.say(
-                    f"bounding: {how}, layer {layer} of {len(parts.layers)}, {done} of {size}"
-                ),
-            )  # fmt: skip
-            if not passes.complete:
-                return None
-            rows = np.concatenate(
-                [self.groups[g].matrix[p] for g, p in zip(chosen, picks, strict=True)]
-            )
-            found = passes.bound(np.repeat(np.arange(len(chosen)), len(picks[0])), rows)
-            shape = len(chosen), len(picks[0])
-            return _Bounded(
-                found.bound.reshape(shape),
-                found.minimisers.reshape(*shape, -1),
-                jax.tree.map(np.asarray, passes.arguments),
-            )
-
-    def _by_search(self, how: str, chosen: list[int], picks: list) -> "_Bounded":
-        """The search of `networks.bound`."""
-        groups = [self.groups[g] for g in chosen]
-        rows = np.stack([group.matrix[p] for group, p in zip(groups, picks, strict=True)])
-        limits = np.stack([group.limits[p] for group, p in zip(groups, picks, strict=True)])
-        lower, upper = self._boxes(chosen)
-        found = networks.bound(
-            self.network,
-            for_users(self.network, lower),
-            for_users(self.network, upper),
-            rows,
-            method="nonconvex",
-            intermediate=self._earlier(chosen) if how == "nonconvex" else "optimised",
-            threshold=np.where(np.isfinite(limits), limits, np.finfo(float).max),
-            time_limit=self._left(),
-            memory=self.memory,
-        )
-        inputs = found.inputs if isinstance(found.inputs, tuple) else (found.inputs,)
-        points = np.concatenate([x.reshape(*rows.shape[:2], -1) for x in inputs], axis=2)
-        return _Bounded(found.bound, points, found.intermediate)
-
-    def _earlier(self, chosen: list[int]) -> tuple:
-        """The intervals that one pass back gave."""
-        per_box = [self.states[g].arguments for g in chosen]
-        return tuple(
-            (np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs]))
-            for pairs in zip(*per_box, strict=True)
-        )
 
     def _try_minimisers(self, points: np.ndarray, chosen: list[int]) -> None:
         """Attacks from the points where bounds are attained: (boxes, rows, entries)."""
@@ -527,15 +511,11 @@ class Verification:
         )
 
     def _descend_from(self, starts: np.ndarray, lanes: list[tuple[int, int]]) -> None:
-        width = attack.lanes_at_once(self.network)
-        for begin in range(0, len(lanes), width):
-            some = lanes[begin : begin + width]
-            pad = width - len(some)
-            points = np.concatenate([starts[begin : begin + width], starts[[begin] * pad]])
-            some = some + [some[0]] * pad
-            goal = attack.targets(self.groups, some)
-            found = attack.descend(self.network, points, goal, attack.NEAR)
-            self._judge(found.points, found.violation, some)
+        for some, _ in attack.in_lanes(self.network, len(lanes)):
+            chosen = [lanes[k] for k in some]
+            goal = attack.targets(self.groups, chosen)
+            found = attack.descend(self.network, starts[some], goal, attack.NEAR)
+            self._judge(found.points, found.violation, chosen)
             if self._over():
                 return
 
@@ -546,6 +526,8 @@ class Verification:
         self.splitter = splitter = Splitter(
             self.network, self.groups, open_cases, keep=self.check, memory=self.memory
         )
+        self._restored("splitter", splitter)
+        self._lasting = {"splitter": splitter}
         number, next_descent = 0, 1
         plans = itertools.cycle(attack.LAST)
         while len(splitter.stack):
@@ -572,6 +554,7 @@ class Verification:
                 f"splitting: {splitter.seen} boxes, {len(splitter.stack)} waiting, "
                 f"{100 * splitter.finished / splitter.total:.4g} % decided"
             )
+            self._save_sometimes()
             if self._over():
                 return
         for state in self.states:
@@ -639,6 +622,9 @@ class Verification:
         self.say("intervals for splits of neurons")
         open_ = [~state.refuted for state in self.states]
         try:
+            if self._goes_on(open_):
+                self._grow_tree()
+                return
             if steps is None and not self.complete.tighten(open_, self._late):
                 return
             planted = self.complete.plant(open_, self._late)
@@ -647,10 +633,25 @@ class Verification:
         if planted:
             self._grow_tree(steps)
 
+    def _goes_on(self, open_: list[np.ndarray]) -> bool:
+        """Whether the tree is that of a file, which has all cases that are open."""
+        assert self.complete is not None
+        if not self._restored("complete", self.complete):
+            return False
+        tree = self.complete.adopted(self._late)
+        roots = {(root.group, root.case) for root in tree.roots}
+        wanted = {(g, int(c)) for g, some in enumerate(open_) for c in np.flatnonzero(some)}
+        if not wanted <= roots:
+            raise ProblemError(f"{self.resume} lacks cases of the property. Remove it.")
+        return True
+
     def _grow_tree(self, steps: int | None = None) -> None:
         assert self.complete is not None
         tree = self.complete.tree
         assert tree is not None
+        begin, before = time.monotonic(), tree.seen
+        # The first steps on loose intervals are not worth a file.
+        self._lasting = {} if steps is not None else {"complete": self.complete}
         number, next_descent = 0, 1
         plans = itertools.cycle(attack.LAST)
         while not tree.done and number != steps:
@@ -666,9 +667,12 @@ class Verification:
                     some = itertools.islice(plans, number // TREE_STEPS_AN_ATTACK)
                     self._attack(tuple(some), corners=False)
             self.say(
-                f"splits of neurons: {tree.seen} nodes, {len(tree.stack)} waiting, worst bound "
-                f"{tree.worst:.3g}, {100 * tree.closed:.4g} % refuted"
+                f"splits of neurons: {tree.seen} nodes, "
+                f"{(tree.seen - before) / max(time.monotonic() - begin, 1e-9):.3g} a second, "
+                f"{len(tree.stack)} waiting, worst bound {tree.worst:.3g}, "
+                f"{100 * tree.closed:.4g} % refuted"
             )
+            self._save_sometimes()
             if tree.stuck:
                 self._descend_from(met.points, lanes)
                 self.reason = "A part of the tree can neither be split nor refuted."

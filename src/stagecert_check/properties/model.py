@@ -1,6 +1,7 @@
 """A property: which inputs and outputs of a network would be a counterexample."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -70,7 +71,7 @@ class Row:
     bound: Fraction
     strict: bool
 
-    def holds(self, x, y, hidden, tolerance: Fraction = Fraction(0)) -> bool:
+    def holds(self, x: Any, y: Any, hidden: Any, tolerance: Fraction = Fraction(0)) -> bool:
         """Whether exact vectors satisfy the row when its bound is raised by `tolerance`."""
         value = sum(c * x[i] for i, c in self.inputs)
         value += sum(c * y[i] for i, c in self.outputs)
@@ -106,7 +107,7 @@ class InputSet:
     upper64: np.ndarray
     rows: tuple[Row, ...] = ()
 
-    def contains(self, x, tolerance: Fraction = Fraction(0)) -> bool:
+    def contains(self, x: Any, tolerance: Fraction = Fraction(0)) -> bool:
         """Whether an exact vector lies in the set, each constraint relaxed by `tolerance`."""
         return all(
             l - tolerance <= value <= u + tolerance
@@ -158,7 +159,7 @@ class Case:
         """The input rows beyond the box as exact dense arrays."""
         return _dense(self.inputs.rows, self.sizes)
 
-    def counterexample(self, x, y, tolerance=0, hidden=None) -> bool:
+    def counterexample(self, x: Any, y: Any, tolerance: Any = 0, hidden: Any = None) -> bool:
         """Whether inputs `x` and outputs `y` belong to this case, in exact arithmetic.
 
         Arrays of any shape are read in row-major order, and each float stands for exactly the
@@ -179,8 +180,8 @@ class Case:
 class Property:
     """What a property file says: the networks, and every way to be a counterexample.
 
-    The property holds if no case has a point. `dropped` counts the cases that have no input at
-    all, and `notes` says why. With several networks, the inputs (and the outputs, and the hidden
+    The property holds if no case has a point. `dropped` counts the cases that cannot have one,
+    and `notes` says why. With several networks, the inputs (and the outputs, and the hidden
     values) of all of them follow one another in the order of their declarations. `digest` is the
     SHA-256 of what the file holds, unpacked.
     """
@@ -235,7 +236,7 @@ class Property:
             found.setdefault(id(case.inputs), []).append(case)
         return tuple((cases[0].inputs, tuple(cases)) for cases in found.values())
 
-    def counterexample(self, x, y, tolerance=0, hidden=None) -> bool:
+    def counterexample(self, x: Any, y: Any, tolerance: Any = 0, hidden: Any = None) -> bool:
         """Whether inputs `x` and outputs `y` belong to any case; see `Case.counterexample`."""
         asks = any(needs_hidden(case.outputs) for case in self.cases)
         point = _point(x, y, hidden, self.sizes, asks)
@@ -252,7 +253,7 @@ class Property:
         )
 
 
-def entry_name(tensors, index: int, version: str) -> str:
+def entry_name(tensors: Sequence[Tensor], index: int, version: str) -> str:
     """The name that the file uses for one entry of the concatenated tensors."""
     for tensor in tensors:
         if index < tensor.size:
@@ -262,12 +263,12 @@ def entry_name(tensors, index: int, version: str) -> str:
     raise IndexError(index)
 
 
-def needs_hidden(rows) -> bool:
+def needs_hidden(rows: Sequence[Row]) -> bool:
     """Whether any of the rows mentions a hidden value."""
     return any(row.hidden for row in rows)
 
 
-def _dense(rows, sizes) -> Dense:
+def _dense(rows: Sequence[Row], sizes: tuple[int, int, int]) -> Dense:
     if needs_hidden(rows):
         raise PropertyError("Rows on hidden values have no dense form over inputs and outputs.")
 
@@ -299,7 +300,9 @@ class _Point(NamedTuple):
     hidden: list[Fraction]
 
 
-def _point(x, y, hidden, sizes, asks_hidden) -> _Point | None:
+def _point(
+    x: Any, y: Any, hidden: Any, sizes: tuple[int, int, int], asks_hidden: bool
+) -> _Point | None:
     """The exact vectors of a point, or None if an entry is not finite."""
     if hidden is None and asks_hidden:
         raise PropertyError("The property constrains hidden values; give them as `hidden`.")
@@ -310,7 +313,7 @@ def _point(x, y, hidden, sizes, asks_hidden) -> _Point | None:
     return _Point(exact_x, exact_y, exact_hidden)
 
 
-def _exact(values, size: int, name: str) -> list[Fraction] | None:
+def _exact(values: Any, size: int, name: str) -> list[Fraction] | None:
     """Exact values in row-major order, or None if an entry is not finite."""
     try:
         flat = np.asarray(values).reshape(-1)

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -60,26 +61,45 @@ def normalise(parsed: Parsed, source: str, max_cases: int) -> Property:
     split = []
     for clause in rest:
         own = [atom for atom in clause if _input_only(atom)]
-        budget.spend(len(common_outputs))
+        budget.spend(4 * len(common_outputs))
         outputs = (*common_outputs, *(_row(atom) for atom in clause if not _input_only(atom)))
-        split.append((own, outputs))
+        split.append((own, outputs, _contradiction(outputs)))
     cases, notes, dropped = [], [], 0
     for box in boxes:
-        for own, outputs in split:
+        for own, outputs, contradiction in split:
             found = sets.get(box + own)
-            if isinstance(found, InputSet):
+            why = f"has no input: {found}" if isinstance(found, str) else contradiction
+            if isinstance(found, InputSet) and not why:
                 cases.append(Case(found, outputs, shell.sizes))
                 continue
             dropped += 1
             if len(notes) < MAX_NOTES:
-                notes.append(f"Case {len(cases) + dropped} of {count} has no input: {found}.")
+                notes.append(f"Case {len(cases) + dropped} of {count} {why}.")
     if dropped > len(notes):
-        notes.append(f"{dropped - len(notes)} more cases have no input.")
+        notes.append(f"{dropped - len(notes)} more cases have no input, or no output.")
     if not count:
         notes.append("An assertion is false whatever the values of the variables.")
     return Property(
         source, parsed.version, shell.networks, tuple(cases), dropped, notes=tuple(notes)
     )
+
+
+def _contradiction(rows: tuple[Row, ...]) -> str:
+    """Why no outputs satisfy the rows, as far as two of them tell that say the opposite."""
+    limits: dict[tuple, tuple[Fraction, bool]] = {}  # by direction: the least one; whether closed
+    for row in rows:
+        parts = row.inputs, row.outputs, row.hidden
+        unit = abs(next(c for part in parts for _, c in part))
+        key = tuple(tuple((i, c / unit) for i, c in part) for part in parts)
+        limit = row.bound / unit, not row.strict
+        limits[key] = min(limits.get(key, limit), limit)
+    for key, (bound, closed) in limits.items():
+        opposite = limits.get(tuple(tuple((i, -c) for i, c in part) for part in key))
+        if opposite is not None:
+            room = bound + opposite[0]  # from minus the one to the other
+            if room < 0 or (room == 0 and not (closed and opposite[1])):
+                return "has no output: two of its rows exclude each other"
+    return ""
 
 
 def _input_only(atom: Atom) -> bool:
@@ -163,7 +183,7 @@ class _InputSets:
                 rows.append(atom)
         return rows
 
-    def fault(self, lower: dict, upper: dict, rows: list[Atom], indices) -> str:
+    def fault(self, lower: dict, upper: dict, rows: list[Atom], indices: Any) -> str:
         """Why no input satisfies the bounds, as far as single constraints tell; or nothing."""
         for index in indices:
             if index in lower and index in upper and lower[index] > upper[index]:
@@ -226,7 +246,7 @@ def _set(arrays: list[np.ndarray], index: int, lower: Fraction, upper: Fraction)
     arrays[2][index], arrays[3][index] = floor64(lower), ceil64(upper)
 
 
-def _least(terms, lower: dict, upper: dict) -> Fraction | None:
+def _least(terms: Any, lower: dict, upper: dict) -> Fraction | None:
     """The least value of the terms over the box; None if it has none, or one of too many digits."""
     total = Fraction(0)
     for index, coefficient in terms:

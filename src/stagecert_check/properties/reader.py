@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from stagecert_check.properties.errors import PropertyError
 from stagecert_check.properties.model import Network, Tensor
@@ -345,7 +345,7 @@ class Reader:
         other = self.networks[network.equal_to or network.isomorphic_to or ""]
         self.budget.spend(len(other.inputs) + len(other.outputs) + len(other.hidden))
 
-        def signature(tensors):
+        def signature(tensors: Any):
             return [(t.shape, t.dtype if network.equal_to else "") for t in tensors]
 
         for kind in ("inputs", "outputs"):

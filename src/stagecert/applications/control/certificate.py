@@ -9,6 +9,8 @@ swept back from a trajectory make the states' quadratics least there, up to roun
 are minimised over their sets exactly, with a diagonal below R_t for curvature. What rounding may
 have done is bounded and taken off, so that the bound holds in real arithmetic for the numbers as
 given.
+Limits on states have multipliers, too, positive for those above and negative for those below: their
+terms, multiplier (x - limit), are never positive where limits are kept.
 (A Q_t whose least eigenvalue is within rounding of zero counts as semidefinite.)
 """
 
@@ -42,9 +44,15 @@ class Proof:
 
 @dataclass(frozen=True, eq=False)
 class Certifier:
-    """Certifies trajectories of one problem."""
+    """Certifies trajectories of one problem.
+
+    Attributes:
+        problem: its data, without limits on states.
+        limits: on the states x_1, ..., x_T from below and above, two arrays (T, n).
+    """
 
     problem: LinearQuadratic
+    limits: tuple[np.ndarray, np.ndarray] | None = None
 
     @cached_property
     def _norms(self):
@@ -57,6 +65,7 @@ class Certifier:
         inputs: np.ndarray,
         multipliers: np.ndarray,
         slope: np.ndarray | None = None,
+        pull: np.ndarray | None = None,
     ) -> Proof:
         """The value and the bound that follow from a trajectory and multipliers.
 
@@ -65,6 +74,7 @@ class Certifier:
             inputs: within their sets.
             multipliers: any; see `sweeps.sweep_back`.
             slope: `sweeps.gradient` of these, where it is known already.
+            pull: (T, n) any multipliers of limits on states, positive for those above.
         """
         p = self.problem
         n, m = p.states, p.inputs
@@ -81,20 +91,32 @@ class Certifier:
             # How far one step of the states is from the dynamics, and of the multipliers from
             # theirs; more than rounding where the caller's are not what the sweeps make.
             step = unit * (of_A * x[:-1] + of_B * u + of_offset + x[1:])
-            off_step, off_sweep = self._residuals(states, inputs, multipliers, d)
+            off_step, off_sweep = self._residuals(states, inputs, multipliers, d, pull)
             off_step += step
             following = np.append(l[1:] * of_A[1:], 0.0)
             off_sweep += unit * (following + of_Q * length_d + l)
             off_slope = unit * (of_R * length_w + of_B * l)
+            short = 0.0
+            if pull is not None:
+                off_sweep += unit * np.linalg.norm(pull, axis=1)
+                short, terms = self._short(states, pull)
+                rounded += unit * terms
             curvature = p.input_curvature
-            inner, size = self._least(slope, inputs, (1 - _KEPT) * curvature)
+            inner, size = self.least(slope, inputs, (1 - _KEPT) * curvature)
             loss = float(
                 np.sum(l * off_step)
                 + np.sum(off_slope**2 / (2 * _KEPT * curvature.min(axis=1)))
                 + unit * size
             )
             loss += self._states_loss(off_sweep, off_step, value + rounded, u)
-            bound = value + inner - 1.01 * (loss + rounded) - unit * abs(inner)
+            bound = value + inner - short - 1.01 * (loss + rounded) - unit * abs(inner)
+        if self.limits is not None:
+            within = np.all((states[1:] >= self.limits[0]) & (states[1:] <= self.limits[1]))
+            value = value if within else np.inf
+            if not np.isfinite(bound):
+                bound = -np.inf
+            upper = float(np.nextafter(value + 1.01 * rounded, np.inf))
+            return Proof(upper, float(np.nextafter(bound, -np.inf)))
         if not np.isfinite(value + rounded):
             return Proof(np.inf, -np.inf)
         return Proof(
@@ -102,15 +124,26 @@ class Certifier:
             float(np.nextafter(bound, -np.inf)) if np.isfinite(bound) else -np.inf,
         )
 
-    def _residuals(self, states, inputs, multipliers, d):
+    def _short(self, states, pull):
+        """What the terms of limits fall short of zero by, and the size of what was added up."""
+        assert self.limits is not None
+        x = states[1:]
+        # Limits that are infinite have no multipliers.
+        limit = np.where(pull > 0, self.limits[1], np.where(pull < 0, self.limits[0], 0.0))
+        size = np.sum(np.abs(pull) * (np.abs(x) + np.abs(limit)))
+        return float(np.sum(pull * (limit - x))), float(size)
+
+    def _residuals(self, states, inputs, multipliers, d, pull):
         """Norms of what the computed states and multipliers miss their recursions by."""
         p = self.problem
         step = _rows(p.A, states[:-1]) + _rows(p.B, inputs) + p.offset - states[1:]
         sweep = _rows(p.Q, d) - multipliers
+        if pull is not None:
+            sweep += pull
         sweep[:-1] += apply_transposed(p.A[1:], multipliers[1:])
         return np.linalg.norm(step, axis=1), np.linalg.norm(sweep, axis=1)
 
-    def _least(self, slope, inputs, curvature):
+    def least(self, slope, inputs, curvature):
         """sum_t min of slope . du + 1/2 curvature du^2 over the sets; the size of its terms."""
         p = self.problem
         if p.radius is None:
@@ -148,6 +181,8 @@ class Certifier:
         astray = np.sqrt(growth * np.cumsum(off_step**2))
         root = np.sqrt(2 * value) + np.sqrt(np.sum(of_Q * astray**2))
         far = np.full(p.horizon, root / np.sqrt(p.input_curvature.min()))
+        if self.limits is not None:  # the trajectory may cost less than the best within them
+            far[:] = np.inf
         far += np.linalg.norm(p.input_reference, axis=1)
         if p.radius is None:
             extent = np.linalg.norm(np.maximum(np.abs(p.lower), np.abs(p.upper)), axis=1)

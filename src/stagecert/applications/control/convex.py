@@ -127,23 +127,25 @@ class ConvexControl:
         return box
 
     @cached_property
-    def constraints(self) -> tuple[sc.Constraint, ...]:
-        """The limits on states and rates as side constraints; only what is finite counts."""
-        T, (n, m) = int(self.horizon), (len(self.initial), self.input_set.centre().shape[1])
-        low, high, rate = (
-            _limits(name, getattr(self, name), default, shape)
-            for name, default, shape in (
-                ("state_low", -np.inf, (T, n)),
-                ("state_high", np.inf, (T, n)),
-                ("rate", np.inf, (T - 1, m)),
-            )
-        )
+    def state_limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """The limits on states from below and above, (T, n)."""
+        shape = (int(self.horizon), len(self.initial))
+        low = _limits("state_low", self.state_low, -np.inf, shape)
+        high = _limits("state_high", self.state_high, np.inf, shape)
         if (low > high).any():
             t, i = (int(k) for k in np.argwhere(low > high)[0])
             raise ProblemError(
                 f"No state is allowed at [{t}, {i}]: state_low is {low[t, i]} and state_high "
                 f"{high[t, i]}."
             )
+        return low, high
+
+    @cached_property
+    def constraints(self) -> tuple[sc.Constraint, ...]:
+        """The limits on states and rates as side constraints; only what is finite counts."""
+        low, high = self.state_limits
+        shape = (int(self.horizon) - 1, self.input_set.centre().shape[1])
+        rate = _limits("rate", self.rate, np.inf, shape)
         if (rate < 0).any():
             raise ProblemError(f"rate has a negative entry ({rate.min()}).")
         ends = (
@@ -252,7 +254,13 @@ class _Cost(eqx.Module):
         given = () if params.held is None else (params.held,)
 
         def one(*arguments):
-            return self.function(*constants, *arguments)
+            cost = jnp.asarray(self.function(*constants, *arguments))
+            if cost.ndim:
+                raise ProblemError(
+                    f"cost must return one number, but returns an array of shape {cost.shape}; "
+                    "jnp.sum adds up its entries."
+                )
+            return cost
 
         return jnp.sum(jax.vmap(one)(*given, blocks[0], inputs))
 

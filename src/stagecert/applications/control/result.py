@@ -42,6 +42,7 @@ class Search:
     value: float = np.inf
     bound: float = -np.inf
     multipliers: np.ndarray | None = None
+    pull: np.ndarray | None = None
     iterations: int = 0
 
     def seen(self, step: "Evaluated") -> "Search":
@@ -50,7 +51,7 @@ class Search:
         if step.value < search.value:
             search = replace(search, states=step.states, inputs=step.inputs, value=step.value)
         if step.bound > search.bound:
-            search = replace(search, multipliers=step.multipliers, bound=step.bound)
+            search = replace(search, multipliers=step.multipliers, pull=step.pull, bound=step.bound)
         return search
 
     def joined(self, other: "Search") -> "Search":
@@ -59,7 +60,9 @@ class Search:
         if other.value < search.value:
             search = replace(search, states=other.states, inputs=other.inputs, value=other.value)
         if other.bound > search.bound:
-            search = replace(search, multipliers=other.multipliers, bound=other.bound)
+            search = replace(
+                search, multipliers=other.multipliers, pull=other.pull, bound=other.bound
+            )
         return search
 
     def counted(self, iterations: int) -> "Search":
@@ -79,7 +82,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A trajectory with its multipliers, the gradient in its inputs, its value and its bound."""
+    """A trajectory with its multipliers, the gradient in its inputs, its value and its bound.
+
+    `pull` are multipliers of limits on states, where there are such.
+    """
 
     states: np.ndarray
     inputs: np.ndarray
@@ -87,6 +93,7 @@ class Evaluated:
     slope: np.ndarray
     value: float
     bound: float
+    pull: np.ndarray | None = None
 
 
 def evaluate(

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stagecert.applications.answer import Answer
+from stagecert.applications.control.augmented import search_augmented
 from stagecert.applications.control.certificate import Certifier
 from stagecert.applications.control.gradient import expected_steps, search_by_gradients
 from stagecert.applications.control.interior import search_interior
@@ -22,12 +23,15 @@ from stagecert.solution import Status
 if TYPE_CHECKING:
     from stagecert.applications.control.convex import ConvexControl
 
-ENGINES = ("auto", "riccati", "gradient", "newton", "interior", "stagewise")
+ENGINES = ("auto", "riccati", "gradient", "newton", "interior", "augmented", "stagewise")
 _SEARCHES = {
     "gradient": search_by_gradients,
     "newton": search_by_newton,
     "interior": search_interior,
 }
+# Limits on states take some times the steps that the same problem takes without them; problems that
+# would take more than so many are for the core.
+_TIMES, _AUGMENTED_STEPS = 5, 1_000
 # What Newton's steps usually take, to compare with; beyond what the interior-point method takes.
 _USUAL_NEWTON_STEPS, _INTERIOR_STEPS = 8, 60
 
@@ -46,6 +50,9 @@ class Trajectory(Answer):
         iterations: steps of the engines.
         multipliers: (T, n), of the dynamics; they prove the bound.
         seconds: wall time.
+        limit_multipliers: (T, n), of limits on states, positive for those above and negative for
+            those below: with the others they prove the bound. None where there are none, and from
+            the core, whose bound rests on multipliers of its own.
     """
 
     states: np.ndarray
@@ -57,6 +64,7 @@ class Trajectory(Answer):
     iterations: int
     multipliers: np.ndarray | None
     seconds: float
+    limit_multipliers: np.ndarray | None = None
 
     def shifted(self, steps: int = 1) -> np.ndarray:
         """The inputs some steps later, the last repeated: a warm start for a receding horizon."""
@@ -82,8 +90,9 @@ def solve(
             projected gradient steps) where the dynamics contract, so that few will do; else
             "newton" (Newton steps on the active set, by Riccati's recursion) for boxes, and
             "interior" (an interior-point method, by the same recursion) for balls and where Newton
-            does not finish. A `ConvexControl`, and what has limits on states or rates, is solved
-            by the library's core ("stagewise").
+            does not finish. Limits on states take "augmented" (gradient steps and the method of
+            multipliers) where the dynamics contract. A `ConvexControl`, limits on rates and all
+            other limits on states are solved by the library's core ("stagewise").
         start: inputs (T, m) to start from, for example `Trajectory.shifted()` of the last solve.
         max_iterations, time_limit: limits on the steps and the seconds of each engine.
 
@@ -113,10 +122,7 @@ def solve(
     deadline = np.inf if time_limit is None else begin + time_limit
     limits = Limits(float(atol), float(rtol), max_iterations, deadline)
     if isinstance(problem, LinearQuadratic) and problem.limited:
-        # Imported on use: it needs JAX, the other engines do not.
-        from stagecert.applications.control.limited import as_convex
-
-        problem = as_convex(problem)
+        return _solve_limited(problem, limits, engine, start, time_limit, begin)
     if not isinstance(problem, LinearQuadratic):
         return _solve_stagewise(problem, limits, engine, start, time_limit, begin)
     _check_engine(engine, problem)
@@ -128,6 +134,41 @@ def solve(
         search.states, search.inputs, search.value, search.bound, search.status(limits),
         ", ".join(names), search.iterations, search.multipliers, time.perf_counter() - begin,
     )  # fmt: skip
+
+
+def _solve_limited(problem, limits: Limits, engine, start, time_limit, begin) -> Trajectory:
+    """Limits on states or rates: the method of multipliers where that is fast, else the core."""
+    # Imported on use: it needs JAX, the other engines do not.
+    from stagecert.applications.control.limited import as_convex
+
+    # Also checks the limits.
+    stated = as_convex(problem)
+    low, high = stated.state_limits
+    fast = problem.rate is None and bool(np.all(high > low))
+    if engine == "augmented" and not fast:
+        raise ProblemError(
+            "The engine 'augmented' needs limits on states, with room between them, and none on "
+            "rates."
+        )
+    if engine == "auto" and fast:
+        fast = _TIMES * expected_steps(problem, limits) <= _AUGMENTED_STEPS
+    names = ""
+    if engine in ("auto", "augmented") and fast:
+        inputs = _starting_inputs(problem, start)
+        inputs = problem.default_inputs() if inputs is None else inputs
+        most = min(limits.iterations, _AUGMENTED_STEPS)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            certifier = Certifier(problem, (low, high))
+            search = search_augmented(problem, certifier, inputs, limits, most)
+        status = search.status(limits)
+        if engine == "augmented" or status in (Status.GAP_REACHED, Status.TIME_LIMIT):
+            return Trajectory(
+                search.states, search.inputs, search.value, search.bound, status, "augmented",
+                search.iterations, search.multipliers, time.perf_counter() - begin, search.pull,
+            )  # fmt: skip
+        names, engine, start = "augmented, ", "stagewise", search.inputs
+    found = _solve_stagewise(stated, limits, engine, start, time_limit, begin)
+    return replace(found, engine=names + found.engine)
 
 
 def _solve_stagewise(problem, limits: Limits, engine, start, time_limit, begin) -> Trajectory:
@@ -235,6 +276,8 @@ def _check_engine(engine: str, problem: LinearQuadratic) -> None:
         raise ProblemError(f"Unknown engine {engine!r}; known are {', '.join(ENGINES)}.")
     if engine == "riccati" and problem.constrained:
         raise ProblemError("The engine 'riccati' needs inputs without constraints.")
+    if engine == "augmented":
+        raise ProblemError("The engine 'augmented' needs limits on states.")
     if engine == "stagewise":
         raise ProblemError("The engine 'stagewise' is for ConvexControl problems.")
     if engine == "interior" and not problem.constrained:

@@ -35,9 +35,16 @@ def linear_recursion(A: np.ndarray, initial: np.ndarray, drive: np.ndarray) -> n
     return out
 
 
-def sweep_back(problem: LinearQuadratic, states: np.ndarray) -> np.ndarray:
-    """Multipliers of the dynamics: row t is A_{t+1}' (row t + 1) + Q_t (x_{t+1} - reference_t)."""
+def sweep_back(
+    problem: LinearQuadratic, states: np.ndarray, pull: np.ndarray | None = None
+) -> np.ndarray:
+    """Multipliers of the dynamics: row t is A_{t+1}' (row t + 1) + Q_t (x_{t+1} - reference_t).
+
+    `pull` is what else the states cost: (T, n) slopes to add.
+    """
     slopes = apply(problem.Q, states[1:] - problem.reference)
+    if pull is not None:
+        slopes += pull
     if is_fixed(problem.A):
         transposed = np.ascontiguousarray(problem.A[0].T)
         matrices = [transposed] * (len(slopes) - 1)

@@ -79,7 +79,7 @@ def solve_dual(
     while True:
         if edges:
             momentum = ascend(
-                y, inverse, work.lower, work.upper, work.step, work.multipliers, work.ahead,
+                y, inverse, (work.lower, work.upper), work.step, (work.multipliers, work.ahead),
                 momentum, _CHUNK,
             )  # fmt: skip
         iterations += _CHUNK

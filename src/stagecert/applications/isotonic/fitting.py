@@ -128,7 +128,7 @@ def fit(
 
         function = chosen if callable(chosen) else _no_function(chosen)
         search = solve_stagewise(
-            function, y, weight, node, order, low, high, tolerance, max_iterations, time_limit
+            function, (y, weight, node), order, (low, high), tolerance, max_iterations, time_limit
         )
     else:
         assert isinstance(chosen, Loss)

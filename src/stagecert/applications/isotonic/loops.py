@@ -107,13 +107,16 @@ def block_means(y, weight, multipliers, threshold, lower, upper, merges):
 
 
 @compiled
-def ascend(y, inverse, lower, upper, step, multipliers, ahead, momentum, count):
+def ascend(y, inverse, ends, step, point, momentum, count):
     """Accelerated ascent of the edge dual of sum_i (z_i - y_i)^2 / (2 inverse_i).
 
-    Changes `multipliers` and the extrapolated point `ahead` in place; returns the momentum. One
+    `ends` are the (lower, upper) nodes of the edges, `point` the multipliers and the extrapolated
+    ones ahead of them. These change in place; the momentum is returned. One
     pass over the edges an iteration: the pass that moves the multipliers also collects the net
     outflow of every node for the next one.
     """
+    lower, upper = ends
+    multipliers, ahead = point
     nodes, edges = len(y), len(lower)
     fit = np.empty(nodes)
     outflow = np.zeros(nodes)

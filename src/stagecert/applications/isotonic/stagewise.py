@@ -22,17 +22,18 @@ MOST_STAGES = 200
 
 def solve_stagewise(
     loss: Callable,
-    y: np.ndarray,
-    weight: np.ndarray,
-    node: np.ndarray,
+    samples: tuple[np.ndarray, np.ndarray, np.ndarray],
     order: Order,
-    low: float,
-    high: float,
+    limits: tuple[float, float],
     tolerance: Tolerance,
     max_iterations: int,
     time_limit: float | None,
 ) -> Search:
-    """Fits by the core's solver; the bound is the core's, evaluated in float64."""
+    """Fits by the core's solver; the bound is the core's, evaluated in float64.
+
+    `samples` are targets, weights and nodes, `limits` what encloses some optimal fit.
+    """
+    (y, weight, node), (low, high) = samples, limits
     level = _levels(order)
     if level.max(initial=0) >= MOST_STAGES:
         raise ProblemError(

@@ -5,8 +5,10 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 
-def ascend(y, inverse, lower, upper, step, multipliers, ahead, momentum, count):
+def ascend(y, inverse, ends, step, point, momentum, count):
     """As `loops.ascend`."""
+    lower, upper = ends
+    multipliers, ahead = point
     edges = len(lower)
     # One row for each comparison, 1 at its lower end and -1 at its upper end.
     differences = sp.csr_array(

@@ -2,6 +2,7 @@
 
 from stagecert.applications.mdp.environments import from_gymnasium
 from stagecert.applications.mdp.model import MDP
+from stagecert.applications.mdp.resources import Resource
 from stagecert.applications.mdp.rewards import Budget, Effects, Mixture
 from stagecert.applications.mdp.solving import (
     ENGINES,
@@ -17,6 +18,7 @@ __all__ = [
     "Budget",
     "Effects",
     "Mixture",
+    "Resource",
     "RobustPolicy",
     "WorstCase",
     "from_gymnasium",

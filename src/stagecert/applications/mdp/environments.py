@@ -36,8 +36,12 @@ def from_gymnasium(
     """
     inner = getattr(environment, "unwrapped", environment)
     table = getattr(inner, "P", environment)
-    if not hasattr(table, "__getitem__") or not hasattr(table, "__len__") or not len(table):
-        raise ProblemError(f"{environment!r} has no table P of transitions.")
+    sized = hasattr(table, "__getitem__") and hasattr(table, "__len__")
+    if isinstance(table, str) or not sized or not len(table):
+        raise ProblemError(
+            f"{environment!r} has no table P of transitions; give a tabular environment, as "
+            "gymnasium.make returns it, or its table."
+        )
     if initial is None:
         initial = getattr(inner, "initial_state_distrib", 0)
     states, actions = len(table), len(table[0])

@@ -4,6 +4,7 @@ Inside, arrays over states and actions have the shape (actions, states), and (ho
 states) over time: reductions over actions then run along contiguous memory.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -131,6 +132,28 @@ class MDP:
     def shape(self) -> tuple[int, int, int]:
         """The inner shape of what varies over time, actions and states."""
         return self.horizon, self.actions, self.states
+
+    def inner(self, name: str, values, leading: int = 0) -> np.ndarray:
+        """The array in the inner layout (actions before states), once its shape is known to fit.
+
+        `leading` counts axes before those of time, states and actions.
+        """
+        array = numbers(name, values)
+        shape = (self.states, self.actions)
+        if array.shape[leading:] not in (shape, (self.horizon, *shape)):
+            front = "(count, " if leading else "("
+            end = f"{self.states}, {self.actions})"
+            raise ProblemError(
+                f"{name} has shape {array.shape}; states and actions make it {front}{end} or, over "
+                f"time, {front}{self.horizon}, {end}."
+            )
+        return np.ascontiguousarray(np.swapaxes(array, -1, -2))
+
+    def without_final(self) -> "MDP":
+        """The same process with no rewards for where it ends."""
+        made = copy.copy(self)
+        made.final = np.zeros(self.states)
+        return made
 
     def matrix(self, t: int) -> Matrix:
         """Transitions of step t, a row for each action and state."""

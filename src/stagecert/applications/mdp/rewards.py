@@ -85,29 +85,17 @@ def _adversary(rewards: Any, mdp: MDP) -> Adversary:
         return _library(rewards, mdp)
     if hasattr(rewards, "shape") or isinstance(rewards, list | tuple):
         # A known reward is a mixture of one scenario.
-        return _mixture(Mixture(numbers("rewards", rewards)[None]), mdp)
+        known = numbers("rewards", rewards)
+        mdp.inner("rewards", known)  # a message about this shape, not that of a mixture
+        return _mixture(Mixture(known[None]), mdp)
     raise ProblemError(
         f"rewards must be Mixture, Budget, Effects, a set of stagecert or an array, not "
         f"{type(rewards).__name__}."
     )
 
 
-def _inner(name: str, values, mdp: MDP, leading: int = 0) -> np.ndarray:
-    """The array in the inner layout (actions before states), once its shape is known to fit."""
-    array = numbers(name, values)
-    shape = (mdp.states, mdp.actions)
-    if array.shape[leading:] not in (shape, (mdp.horizon, *shape)) or array.ndim < leading + 2:
-        front = "(count, " if leading else "("
-        inner = f"{mdp.states}, {mdp.actions})"
-        raise ProblemError(
-            f"{name} has shape {array.shape}; states and actions make it {front}{inner} or, over "
-            f"time, {front}{mdp.horizon}, {inner}."
-        )
-    return np.ascontiguousarray(np.swapaxes(array, -1, -2))
-
-
 def _mixture(rewards: Mixture, mdp: MDP) -> Adversary:
-    scenarios = _inner("scenarios", rewards.scenarios, mdp, leading=1)
+    scenarios = mdp.inner("scenarios", rewards.scenarios, leading=1)
     if not len(scenarios):
         raise ProblemError("scenarios are empty: there is no reward to pick.")
     nominal = np.zeros(scenarios.shape[1:])
@@ -121,7 +109,7 @@ def _mixture(rewards: Mixture, mdp: MDP) -> Adversary:
 
 
 def _budget(rewards: Budget, mdp: MDP) -> Adversary:
-    nominal = _inner("nominal", rewards.nominal, mdp)
+    nominal = mdp.inner("nominal", rewards.nominal)
     deviation = numbers("deviation", rewards.deviation)
     reject(deviation < 0, "deviation", deviation, "it must not be negative")
     shape = (mdp.states, mdp.actions)
@@ -146,8 +134,8 @@ def _budget(rewards: Budget, mdp: MDP) -> Adversary:
 
 
 def _effects(rewards: Effects, mdp: MDP) -> Adversary:
-    nominal = _inner("nominal", rewards.nominal, mdp)
-    effects = _inner("effects", rewards.effects, mdp, leading=1)
+    nominal = mdp.inner("nominal", rewards.nominal)
+    effects = mdp.inner("effects", rewards.effects, leading=1)
     if not len(effects):
         raise ProblemError("effects are empty; a reward that is known is an array.")
     if (rewards.budget is None) == (rewards.weights is None):
@@ -172,14 +160,14 @@ def _library(rewards: AbstractSet, mdp: MDP) -> Adversary:
     if isinstance(rewards, Box):
         ends = np.broadcast_arrays(np.asarray(rewards.lower), np.asarray(rewards.upper))
         ends = [np.broadcast_to(end, shape) if end.ndim == 0 else end for end in ends]
-        lower, upper = (_inner("Box of rewards", end, mdp) for end in ends)
+        lower, upper = (mdp.inner("Box of rewards", end) for end in ends)
         return Adversary(
             Capped(lower.shape, lower.size), Entrywise(lower - upper), upper,
             size=float(np.max(np.maximum(np.abs(lower), np.abs(upper)))),
             lowest=np.ones(lower.shape), lowest_reward=lower,
         )  # fmt: skip
     if isinstance(rewards, Ball):
-        middle = _inner("Ball.middle", rewards.middle, mdp)
+        middle = mdp.inner("Ball.middle", rewards.middle)
         radius = float(np.asarray(rewards.radius))
         return Adversary(
             UnitBall(middle.shape), Entrywise(np.full(middle.shape, radius)), middle,

@@ -72,7 +72,8 @@ class Search:
     def within(self, relative: float) -> bool:
         """Whether the gap is within the tolerance, or at least within a coarser relative one."""
         relative = max(relative, self.limits.relative)
-        return self.gap <= self.limits.absolute + relative * abs(self.bound)
+        near = self.gap <= self.limits.absolute + relative * abs(self.bound)
+        return bool(np.isfinite(self.bound) and near)
 
     @property
     def relative_tolerance(self) -> float:
@@ -88,6 +89,8 @@ class Search:
 
     def status(self) -> Status:
         """Why the search ended."""
+        if self.value == -np.inf:
+            return Status.INFEASIBLE
         if self.within(0.0):
             return Status.GAP_REACHED
         if time.perf_counter() > self.limits.deadline:
@@ -97,10 +100,12 @@ class Search:
         return Status.STALLED
 
     @property
+    def over_limits(self) -> bool:
+        """Whether a limit is reached."""
+        late = time.perf_counter() > self.limits.deadline
+        return late or self.iterations >= self.limits.iterations
+
+    @property
     def over(self) -> bool:
         """Whether a limit is reached, or nothing more can be won."""
-        return (
-            time.perf_counter() > self.limits.deadline
-            or self.iterations >= self.limits.iterations
-            or self.exhausted
-        )
+        return self.over_limits or self.exhausted

@@ -2,16 +2,19 @@
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stagecert.applications.answer import Answer
+from stagecert.applications.mdp.adversary import Adversary
 from stagecert.applications.mdp.checking import amount, numbers, reject, whole
+from stagecert.applications.mdp.columns import Columns
 from stagecert.applications.mdp.model import MDP
 from stagecert.applications.mdp.primal_dual import primal_dual
+from stagecert.applications.mdp.resources import Resource, Uses
 from stagecert.applications.mdp.rewards import adversary as adversary_of
 from stagecert.applications.mdp.search import Limits, Report, Search
 from stagecert.applications.mdp.sifting import can_sift, few_rows_matter, sift
@@ -42,10 +45,14 @@ class RobustPolicy(Answer):
             the share of each deviation, shaped like the reward.
         visits: probabilities of shape (horizon, states, actions) under the policy.
         status: why the search ended; `status.value` is a sentence.
-        engine: what found it: "backward induction", "linear minimisation", "primal-dual" or
-            "primal-dual, linear programmes".
-        iterations: steps of the primal-dual engine.
+        engine: what found it: "backward induction", "linear minimisation", "primal-dual",
+            "primal-dual, linear programmes" or, with resources, "columns".
+        iterations: steps of the primal-dual engine, or columns.
         seconds: wall time.
+        prices: of the resources, one for each, not negative: what one more unit of a budget is
+            worth. With the worst reward they prove the value; where `status` is INFEASIBLE, that
+            every policy's uses cost more at these prices than the budgets are worth.
+        uses: proven: the policy uses at most so much of each resource in expectation.
     """
 
     policy: np.ndarray
@@ -58,12 +65,15 @@ class RobustPolicy(Answer):
     engine: str
     iterations: int
     seconds: float
+    prices: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    uses: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 def solve(
     mdp: MDP,
     rewards: Any,
     *,
+    resources: Sequence[Resource] = (),
     atol: float = 1e-9,
     rtol: float = 1e-6,
     engine: str = "auto",
@@ -78,10 +88,16 @@ def solve(
         rewards: `Mixture`, `Budget`, `Effects`, or a set of `stagecert` (`Box`, `Ball`, or any
             other) whose points are rewards of shape (states, actions) or, over time, (horizon,
             states, actions). An array is a reward that is known.
+        resources: budgets that the policy keeps in expectation, each a `Resource`. For rewards
+            that are known, a `Box`, a `Mixture`, or `Effects` with a budget. Where no policy is
+            within them the status is INFEASIBLE, value and bound are minus infinity, and the policy
+            is one that exceeds them little. A bound of minus infinity alone says that no policy is
+            proven to be within them.
         atol, rtol: stop when value - bound <= atol + rtol * |bound|.
         engine: "auto" picks by structure; "primal-dual" leaves out the linear programmes that
             finish the search for small tolerances.
-        max_iterations, time_limit: limits on the steps of the primal-dual engine, and on seconds.
+        max_iterations, time_limit: limits on steps of the primal-dual engine or columns, and on
+            seconds.
         progress: True prints a line a second; a function is called with (iterations, value, bound).
 
     Raises:
@@ -103,6 +119,8 @@ def solve(
         np.inf if time_limit is None else begin + time_limit, _reporter(progress),
     )  # fmt: skip
     adversary = adversary_of(rewards, mdp)
+    if resources:
+        return _within(Uses(resources, mdp), mdp, adversary, limits, begin)
     search = Search(mdp, adversary, limits)
     if adversary.lowest is not None:
         reward = adversary.lowest_reward
@@ -119,6 +137,28 @@ def solve(
     reward = adversary.reward(search.x)
     policy = mdp.policy_of(search.visits, mdp.greedy(reward))
     return _result(search, reward, policy, name, begin)
+
+
+def _within(uses: Uses, mdp: MDP, adversary: Adversary, limits: Limits, begin) -> RobustPolicy:
+    """The best policy within budgets."""
+    # Visits are not negative, so the lowest reward is the worst one whatever the budgets.
+    lowest = adversary.lowest
+    known = adversary
+    if lowest is not None:
+        reward = adversary.lowest_reward
+        reward = adversary.reward(lowest) if reward is None else reward
+        known = adversary_of(np.swapaxes(reward, -1, -2), mdp)
+    search = Search(mdp, known, limits)
+    columns = Columns(search, uses)
+    columns.run()
+    visits, _ = mdp.occupancy(columns.policy)
+    return RobustPolicy(
+        np.swapaxes(columns.policy, 1, 2), search.bound,
+        np.swapaxes(known.reward(search.x), -1, -2), search.value,
+        _outer(search.x if lowest is None else lowest), np.swapaxes(visits, 1, 2), search.status(),
+        "columns", search.iterations, time.perf_counter() - begin, columns.prices,
+        uses.at_most(visits),
+    )  # fmt: skip
 
 
 def _by_search(search: Search, engine: str) -> str:

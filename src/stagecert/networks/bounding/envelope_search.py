@@ -1,0 +1,293 @@
+"""Searches for lines, planes and mixtures of them that bound rows on one box.
+
+First, steps like those of `solvers.Damped`, on NumPy arrays: a pass forwards at a point that
+becomes an average of corners, which moves the slopes of lines, the allocations of planes and the
+mixtures; and a pass back with these, which gives a bound and the next corner. Means over these
+steps often bound better than any of them. The best is kept, and without planes it is the
+triangle's, so that nothing is lost.
+
+Then, where a gap is left, steps on the bound itself: its slopes are known where it is attained,
+and so is how far to go (Polyak's rule), because the value of the point found says how far the bound
+can still rise.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagecert.networks.bounding.envelope import Envelope, State
+from stagecert.networks.bounding.neurons import allocated
+
+# As in solvers.Damped.
+RATE, BASE, WHOLE, SETTLE = 1.4, 0.08, 3, 10.0
+TRIANGLES = 20  # steps without planes
+AVERAGED = 8  # steps between two looks at their mean
+PATIENCE = 12  # steps on the bound without a better one, until the next ones are shorter
+IDLE = 0.1  # of a mean cotangent, or of a whole plane: what moves although nothing depends on it
+SHORTEST = 2.0**-7  # of what Polyak's rule says; then long steps are tried again
+VARIED = ("below", "mix", "kept")
+
+
+@dataclass(eq=False)
+class Found:
+    """What was found for each problem.
+
+    Attributes:
+        bound: in single precision; no proof.
+        value: the objective at a feasible point of the relaxation; infinite where there is an
+            activation that is not max(a y, b y).
+        inputs: (problems, inputs): that point's.
+        state: what the bound rests on.
+        passes: how many passes over the network.
+    """
+
+    bound: np.ndarray
+    value: np.ndarray
+    inputs: np.ndarray
+    state: State
+    passes: np.ndarray
+
+    def better(self, some: np.ndarray, bound: np.ndarray, state: State) -> None:
+        """Keeps what is better than before, of some problems."""
+        higher = bound > self.bound[some]
+        self.bound[some[higher]] = bound[higher]
+        self.state.put(some[higher], state, higher)
+
+
+class _Mean:
+    """The mean of slopes, shares and planes over some steps."""
+
+    def __init__(self):
+        self.sums, self.count = State(), 0
+
+    def add(self, state: State) -> None:
+        for (name, index), x in state.arrays.items():
+            if name in VARIED:
+                # Of a plane as much counts as is used.
+                x = x * state["mix", index][..., None] if name == "kept" else x
+                key = name, index
+                self.sums[key] = self.sums[key] + x if self.count else x
+        self.count += 1
+
+    def state(self, like: State) -> State:
+        new = State()
+        new.arrays = dict(like.arrays)
+        for (name, index), x in self.sums.arrays.items():
+            if name == "kept":
+                mix = self.sums["mix", index][..., None]
+                new[name, index] = np.where(
+                    mix > 0, x / np.where(mix > 0, mix, 1), like[name, index]
+                )
+            else:
+                new[name, index] = x / np.float32(self.count)
+        return new
+
+
+def search(
+    relaxation: Envelope, rows: np.ndarray, state: State, steps: tuple[int, int], goal: np.ndarray,
+    gap: tuple[float, float],
+) -> Found:  # fmt: skip
+    """Improves bounds; a problem is left once its bound exceeds its goal or the gap is closed.
+
+    Args:
+        relaxation: of one box.
+        rows: (problems, outputs).
+        state: from `Envelope.start`, where triangles begin; planes are chosen here.
+        steps: at most so many of the first and of the second kind.
+        goal: (problems,).
+        gap: absolute and relative tolerances on value - bound.
+    """
+    rows = np.asarray(rows, np.float32)
+    count = len(rows)
+    bound, blocks, c = relaxation.back(rows, state)
+    point = np.where(c > 0, *relaxation.box)
+    found = Found(
+        bound, np.full(count, np.inf, np.float32), point, copy.deepcopy(state), np.ones(count, int)
+    )
+    wanted = _Wanted(goal, gap)
+    # With triangles first: they are cheap, and say where planes are worth most.
+    _damped(relaxation, rows, found, wanted, min(TRIANGLES, steps[0]), blocks)
+    if not np.any(~(found.bound > goal)):
+        return found
+    _, blocks, c = relaxation.back(rows, found.state)
+    found.value[:], found.inputs = np.inf, np.where(c > 0, *relaxation.box)
+    relaxation.choose(found.state, blocks)
+    _damped(relaxation, rows, found, wanted, steps[0], blocks)
+    some = np.flatnonzero(wanted.left(found))
+    if len(some) and steps[1] and not relaxation.fixed:
+        _climb(relaxation, rows, found, wanted, steps[1], some)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """When a problem is done: its bound exceeds the goal, or the gap is closed."""
+
+    goal: np.ndarray
+    gap: tuple[float, float]
+
+    def left(self, found: Found, some: np.ndarray | None = None) -> np.ndarray:
+        """Which problems, of some of them, are to go on."""
+        some = np.arange(len(self.goal)) if some is None else some
+        bound, value = found.bound[some], found.value[some]
+        open_ = value - bound > self.gap[0] + self.gap[1] * np.abs(bound)
+        return open_ & ~(bound > self.goal[some])
+
+
+def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: int, blocks) -> None:
+    going, work = np.arange(len(rows)), copy.deepcopy(found.state)
+    point = found.inputs.copy()
+    _to_corner(work, blocks, 1.0)
+    memory, mean = State(), _Mean()
+    for step in range(steps):
+        value, arguments, reads = relaxation.forth(rows[going], point, work)
+        if not relaxation.fixed:
+            lower = value < found.value[going]
+            some = going[lower]
+            found.value[some], found.inputs[some] = value[lower], point[lower]
+        _move(relaxation, work, memory, arguments, reads, step)
+        bound, blocks, c = relaxation.back(rows[going], work)
+        found.passes[going] += 2
+        found.better(going, bound, work)
+        mean.add(work)
+        if step % AVERAGED == AVERAGED - 1:
+            settled = mean.state(work)
+            found.better(going, relaxation.back(rows[going], settled)[0], settled)
+            found.passes[going] += 1
+            mean = _Mean() if (step + 1) & step == 0 else mean
+        late = max(step - WHOLE, 0)
+        share = np.float32(1.0 if late == 0 else 0.5 * SETTLE / (SETTLE + late))
+        point = point + share * (np.where(c > 0, *relaxation.box) - point)
+        _to_corner(work, blocks, share)
+        left = wanted.left(found, going)
+        if not left.any():
+            break
+        if not left.all():
+            going, work, memory, point = going[left], work.of(left), memory.of(left), point[left]
+            mean.sums = mean.sums.of(left)
+
+
+def _to_corner(state: State, blocks: dict[int, np.ndarray], share) -> None:
+    """Blocks go so far to the bounds that cotangents ask for."""
+    for index, g in blocks.items():
+        theta = state["theta", index]
+        g = g.reshape(theta.shape)
+        corner = np.where(g > 0, 0, np.where(g < 0, 1, theta)).astype(np.float32)
+        state["theta", index] = theta + np.float32(share) * (corner - theta)
+
+
+def _move(relaxation: Envelope, state: State, memory: State, arguments, reads, step: int) -> None:
+    """Slopes, allocations and mixtures go towards those that the point asks for."""
+    for index, y in arguments.items():
+        layer = relaxation.kinked[index]
+        a, b = layer.slopes
+        width = _width(memory, ("y", index), y, layer.high - layer.low, step)
+        below = np.clip(state["below", index] + (b - a) * y / (2 * width), a, b)
+        state["below", index] = np.where(layer.bent, below, state["below", index])
+        if not reads.get(index):
+            continue
+        t, line, plane = reads[index]
+        neurons, chosen = relaxation.neurons[index], state["chosen", index]
+        unit = layer.over[neurons.entries[chosen]]
+        width = _width(memory, ("line", index), line - plane, unit, step)
+        mix = np.clip(state["mix", index] + (line - plane) / (2 * width), 0, 1)
+        state["mix", index] = np.where(unit > 0, mix, 0)  # a plane is only above a bend
+        jump = t - memory["t", index] if step else t * 0
+        far = jump.max(axis=-1) - jump.min(axis=-1)
+        jumps = far**2 if not step else memory["jumps", index] + far**2
+        memory["t", index], memory["jumps", index] = t, jumps
+        width = np.sqrt(BASE**2 + jumps) / RATE
+        state["kept", index] = allocated(
+            state["kept", index] - t / (2 * width[..., None]),
+            neurons.delta[chosen], neurons.most[chosen],
+        )  # fmt: skip
+
+
+def _width(memory: State, key: tuple[str, int], x, unit, step: int) -> np.ndarray:
+    """How wide the step of a pair is: the more, the more its argument has jumped so far."""
+    name, index = key
+    jumps = np.zeros_like(x)
+    if step:
+        jumps = memory[name + " jumps", index] + (x - memory[name, index]) ** 2
+    memory[name, index], memory[name + " jumps", index] = x, jumps
+    width = np.sqrt((BASE * unit) ** 2 + jumps) / RATE
+    return np.where(width > 0, width, 1)
+
+
+def _climb(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: int, going) -> None:
+    work = found.state.of(going)
+    length = np.ones(len(going), np.float32)
+    waited = np.zeros(len(going), int)
+    for _ in range(steps):
+        bound, blocks, c = relaxation.back(rows[going], work)
+        higher = bound > found.bound[going]
+        found.better(going, bound, work)
+        point = np.where(c > 0, *relaxation.box)
+        _, arguments, reads = relaxation.forth(rows[going], point, work, blocks)
+        found.passes[going] += 2
+        left = wanted.left(found, going)
+        if not left.any():
+            return
+        waited = np.where(higher, 0, waited + 1)
+        # Whoever waits long goes back to the best, and takes shorter steps from there.
+        tired = waited >= PATIENCE
+        shorter = np.where(length > SHORTEST, length / 2, 1).astype(np.float32)
+        length, waited = np.where(tired, shorter, length), np.where(tired, 0, waited)
+        slopes, square = _slopes(relaxation, work, arguments, reads, blocks)
+        missing = np.maximum(found.value[going] - bound, 0) * length
+        size = np.where(square > 0, missing / np.where(square > 0, square, 1), 0)
+        _go(relaxation, work, slopes, size.astype(np.float32))
+        for key in [k for k in work.arrays if k[0] in VARIED]:
+            work[key][tired] = found.state[key][going[tired]]
+        if not left.all():
+            going, work = going[left], work.of(left)
+            length, waited = length[left], waited[left]
+
+
+def _slopes(
+    relaxation: Envelope, state: State, arguments, reads, blocks
+) -> tuple[State, np.ndarray]:
+    """The bound's slopes where it is attained, and the sums of their squares.
+
+    Shares of inputs that move the argument more count more; what an allocation has to pay is the
+    same whatever is added to all of its slopes.
+    """
+    slopes, square = State(), 0.0
+    for index, y in arguments.items():
+        if index not in blocks:
+            continue
+        layer, g = relaxation.kinked[index], blocks[index]
+        a, b = layer.slopes
+        # What no cotangent asks for now counts a little too: it may be asked for after this step.
+        least = IDLE * np.mean(np.abs(g), axis=1, keepdims=True)
+        up, down = np.maximum(g, least), np.maximum(-g, least)
+        slopes["below", index] = below = np.where(layer.bent, up * y, 0)
+        square = square + np.sum(np.where(g > 0, below, 0) ** 2, axis=1)
+        if not reads.get(index):
+            continue
+        t, line, plane = reads[index]
+        neurons, chosen = relaxation.neurons[index], state["chosen", index]
+        entries, delta = neurons.entries[chosen], neurons.delta[chosen]
+        at = np.arange(len(g))[:, None], entries
+        down, used = down[at] * layer.bent[entries], g[at] < 0
+        slopes["mix", index] = mix = down * (line - plane)
+        total = np.maximum(delta.sum(axis=-1), np.float32(1e-30))
+        middle = np.einsum("bmi,bmi->bm", delta, t) / total
+        force = (b - a) * down * np.maximum(state["mix", index], IDLE) * total
+        slopes["kept", index] = -force[..., None] * (t - middle[..., None])
+        spread = np.einsum("bmi,bmi->bm", delta, (t - middle[..., None]) ** 2) / total
+        square = square + np.sum(np.where(used, mix**2 + force**2 * spread, 0), axis=1)
+    return slopes, np.broadcast_to(square, len(next(iter(arguments.values()))))
+
+
+def _go(relaxation: Envelope, state: State, slopes: State, size: np.ndarray) -> None:
+    for (name, index), slope in slopes.arrays.items():
+        step = size.reshape(-1, *(1,) * (slope.ndim - 1)) * slope
+        new = state[name, index] + step
+        if name == "kept":
+            neurons, chosen = relaxation.neurons[index], state["chosen", index]
+            state[name, index] = allocated(new, neurons.delta[chosen], neurons.most[chosen])
+        else:
+            a, b = relaxation.kinked[index].slopes if name == "below" else (0, 1)
+            state[name, index] = np.clip(new, a, b).astype(np.float32)

@@ -1,0 +1,127 @@
+"""The first steps of a search as one compiled program, for a whole grid of (box, objective).
+
+Most problems of a network are within a percent after two greedy steps. These are the steps of
+`solvers.Damped`, without what a long search needs: the wedges of a box are shared by all of its
+objectives instead of copied, nothing is recorded, and nothing but the outcome leaves the program.
+An accelerator spends far less time on that than on the steps of `search`, whose states are written
+to memory and read again. What is found is evaluated anew in float64, as there; problems that are
+still open are left to `search`.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from stagecert import pieces
+from stagecert.certificate import Proposal
+from stagecert.networks.bounding.backward import dual_bound, lines_at
+from stagecert.networks.bounding.search import Relaxed, default_solvers, first_lines
+from stagecert.problem import as_arrays
+from stagecert.reformulation import Point
+from stagecert.solvers.damped import Damped, Memory, first_memory
+from stagecert.tree import select
+
+STEPS = 2  # more would help few problems; and so many go all the way to the corner
+
+
+class Opened(eqx.Module):
+    """What the steps found: arrays with one axis for all problems, box by box.
+
+    point: where the value is attained, a corner; its fractions are truth values. proposal: what
+    proves the bound. Both are in the precision of the steps.
+    """
+
+    point: Point
+    value: Any
+    proposal: Proposal
+    bound: Any
+
+
+def passes(steps: int) -> int:
+    """How many passes over the network so many steps take: one back, then two for each."""
+    return 1 + 2 * steps
+
+
+@eqx.filter_jit
+def opened(layers, last, relaxed: Relaxed, inputs, rows, dtype, steps: int = STEPS) -> Opened:
+    """Takes the first steps on all problems; arguments as those of `search`."""
+    layers, last, relaxed, inputs, rows = as_arrays((layers, last, relaxed, inputs, rows), dtype)
+    straight = all(wedge.straight for wedge in relaxed.wedges)
+    damped = default_solvers(straight)[0]
+    assert steps <= damped.whole + 1
+
+    def one(relaxed: Relaxed, inputs, row) -> Opened:
+        lines = first_lines(relaxed)
+        corner = _corner(layers, last, lines, relaxed, inputs, row)[1]
+        units = [
+            layer.unit(low, high)
+            for layer, (low, high) in zip(layers, relaxed.arguments, strict=True)
+        ]
+        memory = tuple(
+            tuple(tuple(first_memory((unit, w)) for w in side) for side in wedge.slopes())
+            for wedge, unit in zip(relaxed.wedges, units, strict=True)
+        )
+        best: Opened | None = None
+        for count in range(steps):
+            point = corner
+            value, lines, memory = _forward(
+                damped, layers, last, relaxed, row, point, memory, count
+            )
+            bound, corner = _corner(layers, last, lines, relaxed, inputs, row)
+            weights = jax.tree.map(
+                lambda m: m.weights, memory, is_leaf=lambda m: isinstance(m, Memory)
+            )
+            # Wedges made of lines have the same ones wherever they are touched.
+            touched: Any = None if straight else point
+            found = Opened(point, value, Proposal(touched, (weights, ()), None), bound)
+            best = found if best is None else _better(best, found)
+        assert best is not None
+        return best
+
+    def of_box(relaxed, inputs, rows):
+        return jax.vmap(lambda row: one(relaxed, inputs, row))(rows)
+
+    found = jax.vmap(of_box)(relaxed, inputs, rows)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+
+def _better(one: Opened, other: Opened) -> Opened:
+    lower, higher = other.value < one.value, other.bound > one.bound
+    return Opened(
+        select(lower, other.point, one.point),
+        jnp.where(lower, other.value, one.value),
+        select(higher, other.proposal, one.proposal),
+        jnp.where(higher, other.bound, one.bound),
+    )
+
+
+def _corner(layers, last, lines, relaxed: Relaxed, inputs, row) -> tuple[Any, Point]:
+    """One pass back: a bound, and the corner where it is attained."""
+    back = dual_bound(layers, last, lines, relaxed.spans, relaxed.last_span, inputs, row)
+    bound = jnp.where(jnp.isnan(back.uncharged), -jnp.inf, back.uncharged)
+    # Truth values take a quarter of the memory.
+    return bound, Point(back.minimiser, tuple(share > 0 for share in back.shares))
+
+
+def _forward(damped: Damped, layers, last, relaxed: Relaxed, row, point: Point, memory, count: int):
+    """One pass forward: the value at a point, lines for the next pass back, and the memory."""
+    blocks: tuple = ()
+    lines, after = [], []
+    for layer, wedge, span, share, pair in zip(
+        layers, relaxed.wedges, relaxed.spans, point.fractions, memory, strict=True
+    ):
+        x = layer.segment(point.inputs, blocks)
+
+        def treat(arguments, piece: Memory):
+            return pieces.value_of(arguments), damped.remember(arguments, piece, count)
+
+        lower, below = pieces.evaluate(wedge.lower, (x,), treat, pair[0])
+        upper, above = pieces.evaluate(wedge.upper, (x,), treat, pair[1])
+        weights = tuple(tuple(m.weights for m in side) for side in (below, above))
+        lines.append(lines_at(wedge, x, weights, span))
+        after.append((below, above))
+        blocks = (*blocks, jnp.where(share, upper, lower))
+    value = jnp.sum(row * last(point.inputs, blocks))
+    return jnp.where(jnp.isnan(value), jnp.inf, value), tuple(lines), tuple(after)

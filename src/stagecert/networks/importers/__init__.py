@@ -1,0 +1,1 @@
+"""Readers: ONNX models, PyTorch modules and JAX functions become networks."""

@@ -1,0 +1,1 @@
+"""Networks from JAX functions: `functions` has the way in."""

@@ -1,0 +1,1 @@
+"""Networks from ONNX models: `model` reads, the other modules know operators."""
