@@ -39,11 +39,12 @@ def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
     hull = linprog(-values, A_eq=np.vstack([corners.T, np.ones(2**n)]), b_eq=np.append(x, 1))
     mine = neurons.envelope(t, delta, np.asarray(deficit))
     assert mine <= -hull.fun + 1e-9
-    assert mine == pytest.approx(-hull.fun, abs=1e-5 * delta.sum())
+    # The threshold is known to 2^-13 of what inputs have moved.
+    assert mine == pytest.approx(-hull.fun, abs=2e-4 * delta.sum())
     # Any allocation is a line above it.
     kept = neurons.allocated(draw.normal(size=n), delta, np.asarray(delta.sum() - deficit))
     assert kept @ delta == pytest.approx(delta.sum() - deficit, rel=1e-5)
-    assert np.sum(kept * delta * t) >= mine - 1e-5
+    assert np.sum(kept * delta * t) >= mine - 1e-5 * delta.sum()
 
 
 def _found(chain, network, shape, radius, seed, steps=300):
@@ -94,7 +95,7 @@ def test_convolutions_reach_the_optimum_with_all_cuts():
 @pytest.mark.parametrize("kind", ["dense", "convolved"])
 def test_forty_networks_reach_the_optimum_with_all_cuts(kind, seed):
     shape, radius = ((4,), 0.5) if kind == "dense" else (truth.CONVOLVED, 0.3)
-    _check(*_found(*getattr(truth, kind)(seed), shape, radius, seed, 1000), 5e-4)
+    _check(*_found(*getattr(truth, kind)(seed), shape, radius, seed, 1000), 1e-3)
 
 
 @pytest.mark.slow

@@ -9,13 +9,17 @@ import rigor_models as models
 import rigor_trees
 from flint import fmpq
 
+from stagecert.networks.bounding.envelope import Envelope
+from stagecert.networks.bounding.envelope_search import search
 from stagecert.verify import splitting, verify
 from stagecert.verify.certificates import Above, Arrays, Leaf
 from stagecert.verify.models import OpenModel
 from stagecert.verify.planes import bounds_by_planes
 from stagecert.verify.queries import groups_of
 from stagecert_check import check, properties
+from stagecert_check.bounds import Facts
 from stagecert_check.functions import Refused
+from stagecert_check.numbers import Arithmetic
 from stagecert_check.planes import slopes_of, sources_of
 from stagecert_check.tree import Path, Task
 
@@ -76,6 +80,44 @@ def test_bounds_with_any_planes_are_never_above_the_exact_minimum(activation):
             plain = _bound(checker, Leaf(np.ones(1), none, none), multipliers)[1]
             used += bound != plain
     assert used > 20
+
+
+def _floats(numbers) -> np.ndarray:
+    return np.array([[int(x.p) / int(x.q) for x in row] for row in numbers])
+
+
+@pytest.mark.parametrize(
+    "networks", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)]
+)
+def test_what_the_search_proves_is_never_above_the_exact_minimum(networks):
+    """200 rows on each network; minima are at corners of its linear pieces, known exactly."""
+    tight = used = 0
+    for seed in networks:
+        random = np.random.default_rng(seed)
+        model = models.mlp((2, 4, 4, 3), seed=seed)
+        centre, radius = np.round(random.normal(size=2), 3), random.choice([0.25, 0.5, 1.0])
+        low, high = centre - radius, centre + radius
+        box = [[rigor_exact.exact(v) for v in side] for side in (low, high)]
+        values = []
+        for polygon, outputs, _ in rigor_exact.traced(rigor_exact.layers_of(model), *box):
+            if polygon:
+                planes = _floats(outputs)
+                values.append(_floats(polygon) @ planes[:, :2].T + planes[:, 2])
+        rows = random.normal(size=(200, 3))
+        least = (np.concatenate(values) @ rows.T).min(axis=0)
+        text = models.vnnlib(low, high, 3, "(assert (<= Y_0 0))")
+        program = rigor_trees.checker_of(model, text).program
+        with np.errstate(all="ignore"):
+            facts = Facts(Arithmetic(), program, low[None], high[None]).derive()
+            relaxation = Envelope(program, facts)
+            start = relaxation.start(rows, relaxation.default_slopes(200))
+            found = search(relaxation, rows, start, (15, 5), np.full(200, np.inf), (0, 0))
+            bound = relaxation.certified(rows, found.state)
+        assert np.all(bound <= least + 1e-12 * (1 + np.abs(least)))
+        tight += np.sum(bound > least - 1e-6)
+        used += sum(np.sum(x > 0) for (name, _), x in found.state.arrays.items() if name == "mix")
+    assert tight > 50 * len(networks)
+    assert used > 100 * len(networks)
 
 
 def test_only_functions_that_do_not_fall_have_planes():

@@ -315,9 +315,9 @@ def test_nodes_with_open_maxima_are_no_linear_programs():
 
 def test_what_linear_programs_refute_has_the_slopes_of_its_pieces(monkeypatch):
     # Hardly any ascent: slopes are then those of the root unless a linear program brings its own.
-    monkeypatch.setattr(tree, "ROOT_STEPS", 1)
-    monkeypatch.setattr(tree, "NODE_STEPS", 1)
-    real, refuted = tree.Tree._solve, 0
+    monkeypatch.setattr(tree_, "ROOT_STEPS", 1)
+    monkeypatch.setattr(tree_, "NODE_STEPS", 1)
+    real, refuted = tree_.Tree._solve, 0
 
     def watched(self, found, k):
         nonlocal refuted
@@ -330,7 +330,7 @@ def test_what_linear_programs_refute_has_the_slopes_of_its_pieces(monkeypatch):
             assert np.array_equal(lane.above, above)
         return done
 
-    monkeypatch.setattr(tree.Tree, "_solve", watched)
+    monkeypatch.setattr(tree_.Tree, "_solve", watched)
     layers = [(2 * w, b) for w, b in random_layers(1, (2, 4, 3, 1))]
     model = dense(layers)
     for node in model.graph.node:
