@@ -31,7 +31,8 @@ from stagecert.solvers.quasi_newton import Curvature, Whole, bends, model_step
 # Units are per entry, so that badly scaled rows are smoothed in their own measure, but no smaller
 # than this share of the mean of their piece.
 UNIT_FLOOR = 0.1
-# Up to this length the model of the curvature is a whole matrix.
+# Up to this length the model of the curvature is a whole matrix where the problem has kinks;
+# without them, the last steps tell more of a curvature that changes smoothly.
 SHORT = 64
 
 
@@ -152,8 +153,8 @@ class Polish(AbstractSolver):
         tau: first smoothing width, in units of each piece's own arguments.
         shrink: factor on the width when moving the centres no longer halves what smoothing hides.
         inner: trials between two evaluations of the exact problem, if it has nonsmooth pieces.
-        pairs: how many steps the model of the curvature remembers, where vectors are longer than
-            `SHORT`; else all.
+        pairs: how many steps the model of the curvature remembers; all of them where there are
+            kinks or side constraints and vectors are no longer than `SHORT`.
         rounds: how many rounds of vector operations minimise that model.
         memory: how many recent values the nonmonotone line search looks back.
     """
@@ -181,13 +182,14 @@ class Polish(AbstractSolver):
         like = jax.tree.map(jnp.zeros_like, point)
         at = Smoothed(problem, like, tau, data, centre).vector(point)
         infinity = jnp.full_like(exact.value, jnp.inf)
+        whole = bool(jax.tree.leaves((data, centre))) and at.size <= SHORT
         state = PolishState(
             at,
             infinity,
             jnp.zeros_like(at),
             (slopes, exact.done.held),
             jnp.full((self.memory,), infinity),
-            Whole.none(at) if at.size <= SHORT else Curvature.none(self.pairs, at),
+            Whole.none(at) if whole else Curvature.none(min(self.pairs, at.size), at),
             jnp.ones_like(infinity),
             tau,
             data,
