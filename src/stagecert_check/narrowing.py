@@ -135,8 +135,7 @@ def _is_product(program: Program, index: int) -> bool:
 def _sliced(facts: Facts, places: dict[int, np.ndarray]) -> Facts:
     """The same facts about the entries of activations at some places."""
     of = {k: keep for index, keep in places.items() for k in _way(facts.program, index)}
-    program = copy.copy(facts.program)
-    program.nodes = [_node(facts.program, k, of) for k in range(len(facts.program.nodes))]
+    program = narrow_program(facts.program, places)
     found = Facts(facts.arithmetic, program, *facts.inputs)
 
     def cut(k: int, x):
@@ -148,6 +147,14 @@ def _sliced(facts: Facts, places: dict[int, np.ndarray]) -> Facts:
     found.totals, found.empty = list(facts.totals), facts.empty
     found.boxes = {k: tuple(cut(k, x) for x in box) for k, box in facts.boxes.items()}  # type: ignore
     found.lines = {k: tuple(cut(k, x) for x in line) for k, line in facts.lines.items()}  # type: ignore
+    return found
+
+
+def narrow_program(program: Program, places: dict[int, np.ndarray]) -> Program:
+    """The program with those entries of activations only; where there are none given, with all."""
+    of = {k: keep for index, keep in places.items() for k in _way(program, index)}
+    found = copy.copy(program)
+    found.nodes = [_node(program, k, of) for k in range(len(program.nodes))]
     return found
 
 

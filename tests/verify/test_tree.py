@@ -5,7 +5,7 @@ import onnx
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
-from stagecert.verify import complete, nodes, proving, splitting, verify
+from stagecert.verify import complete, nodes, proving, resuming, splitting, verify
 from stagecert.verify import tree as tree_
 from stagecert.verify.ascent import ascend
 from stagecert.verify.choosing import parts_bounds, split_points
@@ -345,3 +345,29 @@ def test_what_linear_programs_refute_has_the_slopes_of_its_pieces(monkeypatch):
     assert found.tree is not None
     assert found.tree.done
     assert refuted > 0
+
+
+def test_a_search_goes_on_from_a_file_with_its_stations(tmp_path, monkeypatch):
+    monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9)
+    layers, rows, least = random_case(6)
+    # A neuron that is off: it is left out of the tree, and of what is read from the file.
+    w, b = layers[0]
+    layers[0] = np.vstack([w, w[:1]]), np.append(b, np.float32(-50))
+    layers[1] = np.hstack([layers[1][0], layers[1][0][:, :1]]), layers[1][1]
+    text = shifted(rows, least - 0.02)
+    model, wanted = OpenModel(dense(layers)), properties.load(text)
+    _, groups = groups_of(model.network, wanted)
+    first, second = (complete.Complete(Checker(model.program, wanted), groups) for _ in range(2))
+    assert first.plant([np.ones(1, bool)], lambda: False)
+    assert first.tree is not None
+    while not first.tree.stations:
+        first.tree.step()
+    resuming.save(tmp_path / "search", "model", "property", {"complete": first})
+    resuming.restore(tmp_path / "search", "model", "property", {"complete": second})
+    tree = second.adopted(lambda: False)
+    assert tree.form.neurons < second.form.neurons
+    while not tree.done:
+        tree.step()
+    (found,) = second.branches()
+    assert found.stations
+    assert tried(Checker(model.program, wanted), found).refuted.all()

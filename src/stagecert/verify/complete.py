@@ -15,7 +15,7 @@ from stagecert.verify.tree import Root, Tree
 from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.checker import Checker
 from stagecert_check.graph import Program
-from stagecert_check.narrowing import Narrow, refined
+from stagecert_check.narrowing import Narrow, narrow_program, refined
 
 # Single precision is off by less than this share of the size that the rows can have.
 ROUNDING = 4e-6
@@ -30,7 +30,6 @@ class Whole:
         low, high: intervals of all arguments of activations, side by side.
         sizes: the largest absolute values of the outputs, then of the inputs.
         bounds: of every row: a certified lower bound, with the checker's own lines.
-        narrow: the checker's facts, without neurons that are zero.
         passes: what made the intervals tighter, as certificates hold it.
     """
 
@@ -39,7 +38,6 @@ class Whole:
     high: np.ndarray
     sizes: np.ndarray
     bounds: np.ndarray
-    narrow: Narrow
     passes: tuple = ()
 
 
@@ -56,7 +54,9 @@ class Complete:
         self.form = Form(self.program)
         self.tree: Tree | None = None
         self.kept = np.arange(self.form.neurons)  # those that the tree is about
+        # The checker's facts, without neurons that are zero: with default lines, and the latest.
         self._plain: dict[int, Narrow] = {}
+        self._narrow: dict[int, Narrow] = {}
         self._wholes: dict[int, Whole] = {}
         self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
         self._written: dict[Station, tuple] = {}
@@ -102,7 +102,8 @@ class Complete:
         ends = (*program.outputs, *program.inputs)
         sizes = np.concatenate([facts.magnitude(k).reshape(-1) for k in ends])
         passes = tuple(tightener.boxes) if tightener else ()
-        return Whole((low[0], high[0]), lows, highs, sizes, bounds, narrow, passes)
+        self._narrow[g] = narrow
+        return Whole((low[0], high[0]), lows, highs, sizes, bounds, passes)
 
     def _bounds(self, facts: Facts, rows: np.ndarray) -> np.ndarray:
         """Lower bounds of rows of the outputs, then the inputs, in float64."""
@@ -128,7 +129,7 @@ class Complete:
         program, form = self.program, self.form
         if len({root.group for root in roots}) == 1:
             # What is zero on the box is left out.
-            narrow = self.whole(roots[0].group).narrow
+            narrow = self._narrow[roots[0].group]
             self.kept, program = _places(form, program, narrow), narrow.facts.program
             form = Form(program)
             roots = [replace(root, low=root.low[self.kept], high=root.high[self.kept])
@@ -143,7 +144,13 @@ class Complete:
         """The tree that a file gave, at home in this search; see `resuming`."""
         tree = self.tree
         assert tree is not None
-        vars(tree).update(program=self.program, form=self.form, keep=self.keep, stop=stop)
+        kept = {}
+        for index, layer in self.form.layers.items():
+            mine = (layer.some.start <= self.kept) & (self.kept < layer.some.stop)
+            if np.sum(mine) < layer.some.stop - layer.some.start:
+                kept[index] = self.kept[mine] - layer.some.start
+        program = narrow_program(self.program, kept)
+        vars(tree).update(program=program, form=Form(program), keep=self.keep, stop=stop)
         return tree
 
     def _root(self, g: int, c: int) -> Root:

@@ -23,7 +23,9 @@ _KIND = "stagecert search"
 # Where classes of the search may come from, and what of objects is made anew instead.
 _HOME = "stagecert.verify."
 _MADE_ANEW = {
-    "Complete": {"checker", "program", "groups", "memory", "keep", "form"},
+    "Complete": {
+        "checker", "program", "groups", "memory", "keep", "form", "_plain", "_narrow", "_written",
+    },
     "Tree": {"program", "form", "keep", "stop"},
     "Splitter": {
         "network", "groups", "base", "free", "parts", "double", "batch", "points", "sizes", "lanes",
