@@ -371,3 +371,32 @@ def test_a_search_goes_on_from_a_file_with_its_stations(tmp_path, monkeypatch):
     (found,) = second.branches()
     assert found.stations
     assert tried(Checker(model.program, wanted), found).refuted.all()
+
+
+def test_slopes_where_clips_are_linear_are_those_of_the_checker(monkeypatch):
+    # Other lines there may be better for a bound, but the checker does not take them.
+    monkeypatch.setattr(tree, "ROOT_STEPS", 1)
+    monkeypatch.setattr(tree, "NODE_STEPS", 1)
+    layers = [(2 * w, b) for w, b in random_layers(2, (2, 4, 3, 1))]
+    model = dense(layers)
+    for node in model.graph.node:
+        if node.op_type == "Relu":
+            node.op_type = "Clip"
+            node.input.extend(["zero", "one"])
+    for name, end in (("zero", 0), ("one", 1)):
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.array(end, np.float32), name)
+        )
+    value = np.stack(np.meshgrid(*[np.linspace(-1, 1, 201)] * 2), axis=-1).reshape(-1, 2)
+    for k, (w, b) in enumerate(layers):
+        value = value @ w.T.astype(float) + b
+        value = np.clip(value, 0, 1) if k < len(layers) - 1 else value
+    limit = value.min() - 0.05 * np.ptp(value)
+    text = vnnlib(LOW, HIGH, f"(<= Y_0 {limit:.6f})", 1)
+    found = searched(model, text)
+    assert found.tree is not None
+    assert found.tree.done
+    checker = Checker(found.program, properties.load(text))
+    for branches in found.branches():
+        assert branches.leaves > 3
+        assert tried(checker, branches).refuted.all()

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,8 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
     scores = np.zeros(lanes.low.shape, np.float32)
     going, work = np.arange(count), lanes[np.arange(count)]
     lines = lines_of(form, work)
+    if form.curved:
+        work.below, work.above = lines.below.copy(), lines.above.copy()
     memory, units, first = None, None, None
     for k in range(steps):
         found = back(form, work, lines, aim)
@@ -176,11 +179,15 @@ def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
     some = layer.some
     low, high = lanes.low[:, some].astype(float), lanes.high[:, some].astype(float)
     at = np.clip(x, low, high)
+    bent: Any = True
+    if hasattr(layer.function, "knots"):
+        ends = (x.reshape(-1, *layer.shape) for x in (low, high))
+        bent = layer.function.bent(*ends).reshape(low.shape)
     t = np.linspace(0, 1, SAMPLES)
     xs = np.stack([low + (high - low) * share for share in t])
     fs = values_at(layer, xs.reshape(-1, *low.shape[1:])).reshape(xs.shape)
     for slopes, side in ((lanes.below, 1), (lanes.above, -1)):
-        used = g > 0 if side > 0 else g < 0
+        used = bent & (g > 0 if side > 0 else g < 0)
         wanted = hull_slope(xs, fs, side, at)
         old = slopes[:, some]
         slopes[:, some] = np.where(used, old + np.minimum(2 * size, 1) * (wanted - old), old)

@@ -180,6 +180,12 @@ def lines_of(form: Form, lanes: Lanes) -> Lines:
             chord = np.where(bent, high / np.where(bent, high - low, 1), steep)
             above[:, some], over[:, some] = chord, np.where(bent, -chord * low, 0)
         else:
+            if hasattr(layer.function, "knots"):
+                # Where it is linear the checker takes the function itself.
+                ends = [x.astype(float).reshape(-1, *layer.shape) for x in (low, high)]
+                bent = layer.function.bent(*ends).reshape(low.shape)
+                for flat, own in zip((below, above), layer.function.slopes(*ends), strict=True):
+                    flat[:, some] = np.where(bent, flat[:, some], own.reshape(low.shape))
             offsets(layer, low, high, (below, under, above, over))
     return Lines(below, under, above, over)
 
