@@ -375,8 +375,8 @@ def test_a_search_goes_on_from_a_file_with_its_stations(tmp_path, monkeypatch):
 
 def test_slopes_where_clips_are_linear_are_those_of_the_checker(monkeypatch):
     # Other lines there may be better for a bound, but the checker does not take them.
-    monkeypatch.setattr(tree, "ROOT_STEPS", 1)
-    monkeypatch.setattr(tree, "NODE_STEPS", 1)
+    monkeypatch.setattr(tree_, "ROOT_STEPS", 1)
+    monkeypatch.setattr(tree_, "NODE_STEPS", 1)
     layers = [(2 * w, b) for w, b in random_layers(2, (2, 4, 3, 1))]
     model = dense(layers)
     for node in model.graph.node:
