@@ -12,7 +12,7 @@ objective; |W| |x| is bounded once in the forward pass (`sizes`).
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -295,18 +295,18 @@ class _Pass:
         self.cotangents[index] = g
 
     def bounds(self) -> np.ndarray:
-        return self.down_to([])[0]
+        return self.down_to(())[0]
 
-    def down_to(self, ends: list[int]) -> tuple[np.ndarray, dict[int, Any]]:
+    def down_to(self, stops: Collection[int]) -> tuple[np.ndarray, dict[int, Any]]:
         """A bound on what was added up before some values, and the cotangents of these."""
         facts, nodes = self.facts, self.facts.program.nodes
         for index in range(max(self.cotangents, default=-1), -1, -1):
-            if index not in self.cotangents or index in ends:
+            if index not in self.cotangents or index in stops:
                 continue
             g, node = self.cotangents.pop(index), nodes[index]
             if node.operation is None:
-                ends = np.where(g > 0, facts.low[index][self.boxes], facts.high[index][self.boxes])
-                self._add(g, ends, facts.magnitude(index)[self.boxes])
+                low, high = facts.low[index][self.boxes], facts.high[index][self.boxes]
+                self._add(g, np.where(g > 0, low, high), facts.magnitude(index)[self.boxes])
             elif isinstance(node.operation, Shift):
                 constant = node.operation.constant
                 self._add(g, constant, np.abs(constant))

@@ -25,6 +25,7 @@ from stagecert.verify.queries import groups_of
 from stagecert.verify.splitting import Tree
 from stagecert_check import check, graph, properties
 from stagecert_check.bounds import Facts
+from stagecert_check.checker import Checker, Task
 from stagecert_check.numbers import Arithmetic
 
 
@@ -311,7 +312,7 @@ def test_input_terms_combinations_and_strict_rows(tmp_path):
     # A bound of exactly zero is seen in exact mode only.
     assert accepted("(assert (< Y_0 0.0))", [1.0]) == (False, True)
     assert accepted("(assert (<= Y_0 0.0))", [1.0]) == (False, False)
-    both = "(assert (and (<= Y_0 (- Y_1 0.5)) (<= Y_1 (- Y_0 0.5))))"
+    both = "(assert (and (<= Y_0 (- Y_1 0.5)) (<= (- Y_1 (* 0.1 X_0)) (- Y_0 0.5))))"
     assert accepted(both, [1.0, 1.0]) == (True, True)
     assert accepted(both, [1.0, 0.0]) == (False, False)
 
@@ -319,12 +320,12 @@ def test_input_terms_combinations_and_strict_rows(tmp_path):
 def test_rows_that_refute_a_case_together(tmp_path):
     make = models.Maker()
     model = make.model([("x", [1, 2])], [(make.node("Relu", "x"), [1, 2])])
-    formula = "(assert (and (<= Y_0 (- Y_1 0.5)) (<= (* 3.0 Y_1) (- (* 3.0 Y_0) 0.25))))"
+    formula = "(assert (and (<= Y_0 (- Y_1 0.5)) (<= (* 3.0 Y_1) (- (* 2.9 Y_0) 0.25))))"
     files = Files(tmp_path, model, models.vnnlib([0, 0], [1, 1], 2, formula))
     network, groups = groups_of(networks.load(files.paths[0]), properties.load(files.paths[1]))
     tree = types.SimpleNamespace(
         group=[0], children={}, axis={}, cut={}, closed=[(0, 0, 0, 0.0)],
-        mixed={(0, 0): np.array([0.25, 0.75])},
+        mixed={(0, 0): np.array([0.75, 0.25])},
     )  # fmt: skip
     found = Refutation(network, groups, tree=tree)
     header, arrays = files.prove(found)
@@ -431,3 +432,14 @@ def test_padding_is_followed_in_rationals(tmp_path):
     files.prove()
     for exact in (False, True):
         assert check(*files.paths, exact=exact).accepted
+
+
+def test_inputs_whose_values_are_numbers_of_nodes():
+    """A value of zero in one input once hid the first node, which is another input."""
+    make = models.Maker()
+    model = make.model([("a", [1, 1]), ("b", [1, 1])], [(make.node("Add", "a", "b"), [1, 1])])
+    wanted = properties.load(models.vnnlib([-2, 0], [-1, 0], 1, "(assert (<= Y_0 -1.5))"))
+    judge = Checker(graph.read(model.SerializeToString(), Arithmetic()), wanted)
+    task = Task(0, 0, np.array([-2.0, 0.0]), np.array([-1.0, 0.0]), (1.0,))
+    (bound,) = [bound for _, bounds in judge.bounds(None, [task]) for bound in bounds]
+    assert -0.5 - 1e-12 < bound <= -0.5

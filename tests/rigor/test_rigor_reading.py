@@ -293,7 +293,7 @@ def test_an_activation_that_is_spelt_out_is_one():
         (lambda m, x: m.node("Pow", x, m.constant(1.5)), "has the exponent 1.5"),
         (lambda m, x: m.node("Pow", x, m.constant([1.0, 2.0, 1.0, 2.0])), "needs one exponent"),
         (lambda m, x: m.node("Resize", x, "", m.constant([1.0, 1.5])), "whole factors"),
-        (lambda m, x: m.node("Resize", x, "", m.constant([1.0, 2.0]), mode="linear"), "nearest"),
+        (lambda m, x: m.node("Resize", x, "", m.constant([1.0, 2.0]), mode="cubic"), "nearest"),
         (lambda m, x: m.node("Reshape", x, m.node("Cast", x, to=7)), "Cast"),
         (lambda m, x: m.node("Conv", x, m.weights(1, 1, 3)), "has weights of shape"),
         (lambda m, x: m.node("MaxPool", x, kernel_shape=[2]), "has a window"),

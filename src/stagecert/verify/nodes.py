@@ -296,10 +296,11 @@ def forth(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Arguments of activations and outputs (with the inputs) where a bound is attained.
 
-    Of what comes after an aim nothing is computed.
+    Of what comes after an aim, and after all activations that were met, nothing is computed.
     """
     count = len(lanes)
-    nodes = form.nodes if aim is None else form.nodes[: aim.node]
+    last = len(form.nodes) if aim is None else max(aim.node, max(found.blocks, default=-1) + 1)
+    nodes = form.nodes[:last]
     x = found.point
     values: list[Any] = []
     arguments: list[np.ndarray] = []

@@ -189,7 +189,8 @@ class Tree:
             "scale": np.ones(count, np.float32),
         }  # fmt: skip
         self.stack.extend(**fields)
-        alone = len({root.group for root in self.roots}) == 1
+        # Of curves, and of products of earlier values, slopes that hold at a station are not known.
+        alone = len({root.group for root in self.roots}) == 1 and not self.form.curved
         budget = self._budget(low[0], high[0]) if alone else np.inf
         return Plot(-1, fields, np.zeros(n), budget)
 
