@@ -91,7 +91,7 @@ class Findings:
 class Checks:
     """Checks graphs one after the other."""
 
-    def __init__(self, shares: Shares = Shares(), folder: Path | None = None):  # noqa: B008
+    def __init__(self, shares: Shares = Shares(), folder: Path | None = None):
         self.shares = shares
         self.runtime = Runtime()
         self._temporary = None if folder else tempfile.TemporaryDirectory()
