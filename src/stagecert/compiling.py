@@ -6,9 +6,33 @@ import platform
 from pathlib import Path
 
 import jax
+import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
 CACHE = "jax_compilation_cache_dir"
+
+
+class _Compiled:
+    """How many programs this process has compiled or read from the cache, and how long it took."""
+
+    programs, seconds = 0, 0.0
+
+    @classmethod
+    def note(cls, event: str, seconds: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            cls.programs += 1
+            cls.seconds += seconds
+
+
+jax.monitoring.register_event_duration_secs_listener(_Compiled.note)
+
+
+def compiled() -> tuple[int, float]:
+    """How many programs this process has compiled so far, and the seconds spent on that.
+
+    Programs that were kept on disk count too; they take little time.
+    """
+    return _Compiled.programs, _Compiled.seconds
 
 
 def use_compilation_cache(folder: str | os.PathLike | None = None) -> Path:

@@ -5,15 +5,16 @@ import subprocess
 import sys
 import textwrap
 
-import jax
 import models
 import numpy as np
 import pytest
 
 from stagecert import Status, networks
+from stagecert.compiling import compiled
 from stagecert.errors import ProblemError
 from stagecert.networks import Intermediate
 from stagecert.networks import operations as op
+from stagecert.networks.bounding.bounds import few_counts
 from stagecert.networks.graph import Builder
 
 RANDOM = np.random.default_rng(0)
@@ -291,12 +292,6 @@ def test_progress(capsys):
 
 
 def test_new_numbers_do_not_compile():
-    count = 0
-
-    def listen(event, _, **more):
-        nonlocal count
-        count += event == "/jax/core/compile/backend_compile_duration"
-
     def everything(seed, intermediate):
         random = np.random.default_rng(seed)
         net = network(seed)
@@ -313,14 +308,35 @@ def test_new_numbers_do_not_compile():
     everything(0, "ibp")
     for seed in range(12):
         everything(seed, "backward")
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        for seed in range(12, 18):
-            everything(seed, "ibp")
-            everything(seed, "backward")
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert count == 0
+    before, _ = compiled()
+    for seed in range(12, 18):
+        everything(seed, "ibp")
+        everything(seed, "backward")
+    assert compiled()[0] == before
+
+
+def test_numbers_of_boxes_are_few_to_the_compiler():
+    random = np.random.default_rng(5)
+    low = random.normal(size=(8, 3))
+
+    def some(count, **options):
+        return networks.bound(NET, low[:count], low[:count] + 0.5, **options)
+
+    for options in ({"method": "ibp"}, {"method": "backward", "intermediate": "ibp"}):
+        eight = some(8, **options)
+        before, _ = compiled()
+        seven = some(7, **options)
+        assert compiled()[0] == before
+        for name in ("bound", "value", "status", "passes", "objectives", "inputs"):
+            np.testing.assert_array_equal(getattr(seven, name), getattr(eight, name)[:7])
+        for (low_7, high_7), (low_8, high_8) in zip(
+            seven.intermediate, eight.intermediate, strict=True
+        ):
+            np.testing.assert_array_equal(low_7, low_8[:7])
+            np.testing.assert_array_equal(high_7, high_8[:7])
+    few = {few_counts(count) for count in range(1, 1025)}
+    assert len(few) < 60
+    assert all(count <= few_counts(count) <= 1.5 * count for count in range(1, 1025))
 
 
 def test_without_double_precision_switched_on():

@@ -1,22 +1,18 @@
 """How much is compiled, and where it is kept."""
 
+from importlib.resources import files
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
 from benchmarks.networks import ours
 from stagecert import networks
-from stagecert.compiling import keep_programs, use_compilation_cache
+from stagecert.compiling import compiled, keep_programs, use_compilation_cache
+from stagecert.verify import OpenModel, verify
 
 DRAW = np.random.default_rng(3)
-COUNT = [0]
-
-
-def _count(event: str, seconds: float, **_) -> None:
-    COUNT[0] += event == "/jax/core/compile/backend_compile_duration"
-
-
-jax.monitoring.register_event_duration_secs_listener(_count)
 
 
 def programs(depth: int, width: int, **options) -> int:
@@ -29,9 +25,9 @@ def programs(depth: int, width: int, **options) -> int:
         return x
 
     network = networks.from_jax(function, np.zeros(width))
-    before = COUNT[0]
+    before, _ = compiled()
     networks.bound(network, -np.ones((1, width)), np.ones((1, width)), **options)
-    return COUNT[0] - before
+    return compiled()[0] - before
 
 
 @pytest.mark.parametrize("kind", ["backward", "optimised"])
@@ -41,6 +37,23 @@ def test_equal_layers_share_their_programs(kind):
     # Other shapes, so that nothing was compiled before.
     many = programs(9, 24 if kind == "backward" else 26, **options)
     assert 0 < many <= few <= 40
+
+
+def test_a_property_compiles_little_and_the_next_one_nothing():
+    """Of a small network only the comparison with ONNX Runtime and the attack are compiled."""
+    folder = Path(str(files("stagecert"))) / "digits"
+    model = OpenModel(folder / "digits.onnx")
+    begin, _ = compiled()
+    first = verify(model, folder / "a-small-radius.vnnlib", timeout=60)
+    after, _ = compiled()
+    assert first.answer == "unsat"
+    assert after - begin <= 12
+    assert 0 <= first.compiling <= first.seconds
+    assert first.to_dict()["compiling_seconds"] == round(first.compiling, 3)
+    second = verify(model, folder / "b-larger-radius.vnnlib", timeout=60)
+    assert second.answer == "unsat"
+    assert compiled()[0] == after
+    assert second.compiling == 0
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ class Verdict:
         rejected: the checker understood the model, and did not accept the proof.
         closed: which share of the boxes or of the tree of splits is refuted, if the parts of a
             split count alike; None if nothing was split.
+        compiling: seconds of these that went into compiling programs, or reading compiled ones.
     """
 
     answer: Answer
@@ -74,6 +75,7 @@ class Verdict:
     objection: str | None = None
     rejected: bool = False
     closed: float | None = None
+    compiling: float = 0.0
 
     @property
     def checked(self) -> bool:
@@ -126,6 +128,7 @@ class Verdict:
             "answer": self.answer,
             "reason": self.reason,
             "seconds": round(self.seconds, 3),
+            "compiling_seconds": round(self.compiling, 3),
             "boxes": self.boxes,
             "closed": self.closed and round(self.closed, 6),
             "checked": self.checked,

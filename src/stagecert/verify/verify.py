@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stagecert.compiling import compiled
 from stagecert.errors import ProblemError
 from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
 from stagecert.networks.bounding.search import few_sizes
@@ -134,7 +135,7 @@ class Verification:
             raise ProblemError(f"Unknown relaxation '{relaxation}'; known are {known}.")
         if timeout is not None and not timeout > 0:
             raise ProblemError(f"timeout must be a positive number of seconds, not {timeout!r}.")
-        self.begin = time.monotonic()
+        self.begin, self._compiled = time.monotonic(), compiled()[1]
         self.deadline = None if timeout is None else self.begin + timeout
         self.check, self.memory, self.relaxation = check, memory, relaxation
         self.say = progress or (lambda _: None)
@@ -314,6 +315,7 @@ class Verification:
             self.objection,
             self.rejected,
             self._closed(),
+            compiled()[1] - self._compiled,
         )
 
     def _closed(self) -> float | None:

@@ -251,7 +251,9 @@ def bound(
         chunk = boxes_at_once(parts, regions.shapes, lanes, memory)
         results = []
         for first in range(0, regions.count, chunk):
-            some = slice(first, first + chunk)
+            # Numbers of boxes of which there are few, so that little is compiled.
+            count = min(few_counts(min(chunk, regions.count - first)), chunk)
+            some = np.minimum(np.arange(first, first + count), regions.count - 1)
             results.append(
                 _bound_chunk(
                     network,
@@ -268,7 +270,7 @@ def bound(
                     show.part(first, regions.count),
                 )
             )
-        found = _joined(results)
+        found = _joined(results, regions.count)
         if relaxation == "envelope":
             found = _enveloped(found, regions, goal, limits, memory, show, end)
         if split is None:
@@ -401,6 +403,16 @@ def boxes_at_once(parts: Split, shapes, targets: int, memory: float) -> int:
     if jax.default_backend() == "cpu":
         lanes = min(lanes, max(3 * CACHED_NUMBERS // max(neurons, 1), 1))
     return max(lanes // targets, 1)
+
+
+def few_counts(count: int) -> int:
+    """A number of boxes, no smaller, of which there are few.
+
+    Two an octave, as long as boxes cost less than compiling; eight where they may cost more.
+    """
+    octave = 1 << (count.bit_length() - 1)
+    step = max(octave // (2 if count <= 32 else 8), 1)
+    return -(-count // step) * step
 
 
 def _bound_chunk(
@@ -783,12 +795,13 @@ def _unhidden(network: Network, inputs):
     return shown if several else shown[0]
 
 
-def _joined(results: list[Bounds]) -> Bounds:
-    if len(results) == 1:
+def _joined(results: list[Bounds], count: int) -> Bounds:
+    """The results of chunks as one; of the last one, only what was asked for."""
+    if len(results) == 1 and len(results[0].bound) == count:
         return results[0]
 
     def join(*parts):
-        return np.concatenate(parts)
+        return np.concatenate(parts)[:count]
 
     first = results[0]
     names = [name for name in first.__dataclass_fields__ if name != "network"]

@@ -69,7 +69,7 @@ class Intermediate:
                         f"intermediate: there are {boxes} boxes, but intervals of {len(ends)}."
                     )
 
-    def chunk(self, rows: slice) -> "Intermediate":
+    def chunk(self, rows: slice | np.ndarray) -> "Intermediate":
         """The same for some boxes."""
         if self.given is None:
             return self
