@@ -3,7 +3,7 @@
 #   make demo        run the demo (runtime dependencies only)
 #   make test        run the tests that must pass before a merge
 #   make test-all    run all tests, the slow ones too, on new random examples
-#   make lint        ruff (lint and format) and pyright
+#   make lint        ruff (lint and format) and pyright, which is strict about the checker
 #   make docs        build the documentation into site/
 #   make pictures    make the pictures of the documentation again
 #   make dist        build the packages into dist/, and try the wheel in an empty environment
@@ -47,6 +47,7 @@ test-all: $(VENV)/.installed-test
 
 lint: ruff
 	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m pyright --pythonpath $(PY) -p checker
 
 ruff: $(VENV)/.installed-lint
 	$(PY) -m ruff check .

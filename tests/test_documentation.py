@@ -100,10 +100,8 @@ def source(name: str) -> Path:
     return ROOT / "src" / package / name
 
 
-def test_walks_lead_through_what_is_there():
-    """Every file of a walk exists, and defines what is to be read in it."""
-    rows = re.findall(r"^\| (`[^|]+\.py`) \| (`[^|]+`) \|", architecture(), re.MULTILINE)
-    assert len(rows) > 40
+def assert_defined(rows: list[tuple[str, str]]) -> None:
+    """Every file of a row exists, and its files define what is to be read in them."""
     for files, names in rows:
         paths = [source(name) for name in re.findall(r"`([\w/]+\.py)`", files)]
         defined = set()
@@ -114,6 +112,26 @@ def test_walks_lead_through_what_is_there():
                     defined.add(node.name)
         for name in re.findall(r"`(\w+)`", names):
             assert name in defined, f"{files} has no {name}"
+
+
+def test_walks_lead_through_what_is_there():
+    rows = re.findall(r"^\| (`[^|]+\.py`) \| (`[^|]+`) \|", architecture(), re.MULTILINE)
+    assert len(rows) > 40
+    assert_defined(rows)
+
+
+def test_places_that_compute_bounds_are_there():
+    """The table of all bounds: files, functions, how they are rounded, and tests."""
+    text = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    table = text.split("| bound | file | function |")[1].split("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) > 12
+    assert_defined([(files, names) for _, files, names, _, _ in rows])
+    for bound, *_, rounding, tests in rows:
+        assert re.match("proven|estimated|as above", rounding), f"{bound}: {rounding}"
+        named = re.findall(r"`(tests/[\w/]+\.py)`", tests)
+        assert named, f"{bound}: no test is named"
+        assert all((ROOT / name).is_file() for name in named), f"{bound}: {named}"
 
 
 def test_every_module_has_its_row():

@@ -5,12 +5,14 @@ Sources are parsed, not imported, so imports inside functions count too.
 
 import ast
 import functools
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 SOURCES = Path(__file__).parent.parent / "src"
+NAME = re.compile(r"`(\w+)`")
 
 # A part, its modules (names below `stagecert`, or those of the checker; a package has all that is
 # in it but for what has a row of its own), the parts that it may import besides itself, and the
@@ -230,6 +232,16 @@ def test_no_two_modules_import_each_other():
         ready = [name for name, found in edges.items() if not found & set(edges)]
         assert ready, f"there is a circle among {sorted(edges)}"
         edges = {name: found for name, found in edges.items() if name not in ready}
+
+
+def test_what_the_search_uses_of_the_checker_is_said():
+    """The page for sceptics has a table of it: trust goes one way only."""
+    page = (SOURCES.parent / "docs" / "certificates.md").read_text(encoding="utf-8")
+    table = page.split("| the search uses | for |")[1].split("\n\n")[0]
+    said = {name for row in re.findall(r"^\|([^|]+)\|", table, re.M) for name in NAME.findall(row)}
+    search = set().union(*(imports_of(name) for name in FILES if name.startswith("stagecert.")))
+    used = {name.split(".")[1] for name in search if name.startswith("stagecert_check.")}
+    assert said == used
 
 
 def test_imports_are_found():

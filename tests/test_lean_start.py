@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,17 @@ def test_check_loads_no_jax(tmp_path):
     )
     assert {"status", "2", "flint", "onnx"} <= loaded
     assert not loaded & {"equinox", "jax", "jaxlib", "scipy"}
+
+
+def test_version_is_in_one_place():
+    """Both packages, and both projects, have the checker's: there were two that could differ."""
+    one = "src/stagecert_check/__init__.py"
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    said = [path for path in sources if re.search(r"^__version__ = ", path.read_text(), re.M)]
+    assert said == [ROOT / one]
+    assert f'path = "{one}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'path = "../{one}"' in (ROOT / "checker" / "pyproject.toml").read_text()
+    assert python("-m", "stagecert_check", "--version") == f"stagecert-check {sc.__version__}\n"
 
 
 def test_module_is_the_program():

@@ -252,7 +252,7 @@ class Checks:
             with np.errstate(all="ignore"):
                 judged = [
                     (task, bound)
-                    for some, bounds in judge.bounds(None, tasks)
+                    for some, bounds in judge.bounds(certificates.Arrays(), tasks)
                     for task, bound in zip(some, bounds, strict=True)
                 ]
         except Refused as error:

@@ -9,6 +9,8 @@ import sys
 import types
 from typing import TYPE_CHECKING
 
+from stagecert_check import __version__ as __version__
+
 if TYPE_CHECKING:  # what type checkers and the reference see; a test compares it with HOMES
     from stagecert import applications as applications
     from stagecert import interop as interop
@@ -54,8 +56,6 @@ if TYPE_CHECKING:  # what type checkers and the reference see; a test compares i
     from stagecert.solvers import AbstractSolver
     from stagecert.solving import solve, solve_batch
     from stagecert.validate import validate
-
-__version__ = "0.1.0"
 
 # Packages that are attributes as soon as they are asked for, some with dependencies of their own.
 PACKAGES = (

@@ -1,10 +1,11 @@
-"""An independent check of certificates, with nothing in common with what finds them.
+"""An independent check of certificates: it uses nothing of the search that finds them.
 
     report = stagecert_check.check("model.onnx", "property.vnnlib", "proof.cert")
     report.accepted, report.reasons
 
-This package imports NumPy, onnx and python-flint, and nothing of `stagecert`. Names are loaded when
-they are first used: who only reads properties needs neither onnx nor flint.
+This package imports NumPy, onnx and python-flint, and nothing of `stagecert`, which does import it:
+what is trusted is this package alone. Names are loaded when they are first used: who only reads
+properties needs neither onnx nor flint.
 """
 
 import importlib

@@ -12,14 +12,14 @@ objective; |W| |x| is bounded once in the forward pass (`sizes`).
 """
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from stagecert_check.functions import Activation, Refused
-from stagecert_check.graph import Program, Shift
-from stagecert_check.linear import Linear, Move, Reshape
+from stagecert_check.graph import Node, Program, Shift
+from stagecert_check.linear import Linear, Move, Reshape, Shape
 from stagecert_check.numbers import LARGEST, Arithmetic
 from stagecert_check.planes import Planes
 
@@ -45,7 +45,7 @@ class Facts:
         empty: which boxes are known to have no points; nothing else is said of these.
     """
 
-    def __init__(self, arithmetic: Arithmetic, program: Program, low, high):
+    def __init__(self, arithmetic: Arithmetic, program: Program, low: np.ndarray, high: np.ndarray):
         self.arithmetic, self.program = arithmetic, program
         self.low: list[Any] = []
         self.high: list[Any] = []
@@ -102,7 +102,7 @@ class Facts:
             self._magnitudes[index] = found
         return self._magnitudes[index]
 
-    def line(self, index: int, of: Any, low_slope, high_slope) -> Lines:
+    def line(self, index: int, of: Any, low_slope: np.ndarray, high_slope: np.ndarray) -> Lines:
         """The lines of an activation with given slopes, for the boxes `of`: as many, or one."""
         function = self.program.nodes[index].operation
         assert isinstance(function, Activation)
@@ -110,23 +110,25 @@ class Facts:
         offsets = [function.offset(low, high, low_slope, 1),
                    function.offset(low, high, high_slope, -1)]  # fmt: skip
         real = self.arithmetic
-        return tuple(real.array(x) for x in (low_slope, offsets[0], high_slope, offsets[1]))  # type: ignore
+        return tuple(real.array(x) for x in (low_slope, offsets[0], high_slope, offsets[1]))
 
     def _taken(self, index: int) -> bool:
         """Whether a value's facts were taken from elsewhere."""
         return False
 
-    def _slopes(self, index: int, low, high):
+    def _slopes(self, index: int, low: np.ndarray, high: np.ndarray) -> tuple[Any, ...]:
         """The slopes of an activation's lines on some intervals."""
-        return self.program.nodes[index].operation.slopes(low, high)  # type: ignore
+        function = self.program.nodes[index].operation
+        assert isinstance(function, Activation)
+        return function.slopes(low, high)
 
-    def _next_input(self, shape):
+    def _next_input(self, shape: Shape) -> Iterator[np.ndarray]:
         count = int(np.prod(shape))
         some = slice(self._used, self._used + count)
         self._used += count
         return (self.arithmetic.array(x[:, some].reshape(-1, *shape)) for x in self.inputs)
 
-    def _linear(self, operation: Linear, arguments):
+    def _linear(self, operation: Linear, arguments: Sequence[int]) -> tuple[Any, Any, Any]:
         real = self.arithmetic
         lows, highs = [self.low[k] for k in arguments], [self.high[k] for k in arguments]
         if isinstance(operation, (Move, Reshape)):  # nothing is computed
@@ -181,18 +183,22 @@ class Facts:
             return np.concatenate([*parts, [-1]])[node.operation.index.reshape(-1)]
         return index * 2**32 + np.arange(int(np.prod(node.shape)))
 
-    def unit_bounds(self, index: int, of, entry, sign: int, lines: dict[int, Lines]):
+    def unit_bounds(
+        self, index: int, of: np.ndarray, entry: np.ndarray, sign: int, lines: dict[int, Lines]
+    ) -> np.ndarray:
         """Lower bounds on sign * (an entry of a value), each on the box given with it."""
         shape = self.low[index].shape[1:]
 
-        def start(some: slice):
+        def start(some: slice) -> dict[int, np.ndarray]:
             rows = np.zeros((len(of[some]), int(np.prod(shape))))
             rows[np.arange(len(rows)), entry[some]] = sign
             return {index: self.arithmetic.array(rows.reshape(-1, *shape))}
 
         return lower_bounds(self, of, start, lines)
 
-    def affine(self, index: int, of, entry, sources: list[int]) -> tuple[Any, list]:
+    def affine(
+        self, index: int, of: np.ndarray, entry: np.ndarray, sources: list[int]
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         """(top, weights): an entry of a value is at most top + weights . sources, on its box."""
         shape = self.low[index].shape[1:]
         rows = np.zeros((len(of), int(np.prod(shape))))
@@ -208,7 +214,9 @@ class Facts:
         ]
         return -least, weights
 
-    def improve(self, index: int, of, entry, sign: int, found) -> None:
+    def improve(
+        self, index: int, of: np.ndarray, entry: np.ndarray, sign: int, found: np.ndarray
+    ) -> None:
         """Makes intervals tighter by lower bounds on sign * entries."""
         ends = self.low if sign > 0 else self.high
         ends[index] = ends[index].copy()
@@ -217,20 +225,25 @@ class Facts:
         flat[of, entry] = sign * best
         self._magnitudes.pop(index, None)
 
-    def meet(self, index: int, low, high) -> None:
+    def meet(self, index: int, low: np.ndarray, high: np.ndarray) -> None:
         """Makes intervals tighter by others that hold too."""
         self.low[index] = np.maximum(self.low[index], low)
         self.high[index] = np.minimum(self.high[index], high)
         self._magnitudes.pop(index, None)
 
-    def _activation(self, function: Activation, index: int, argument: int):
+    def _activation(self, function: Activation, index: int, argument: int) -> tuple[Any, ...]:
         real = self.arithmetic
         low, high = self.boxes[index] = real.outward(self.low[argument], self.high[argument])
         self.lines[index] = self.line(index, slice(None), *self._slopes(index, low, high))
         return tuple(map(real.array, function.image(low, high)))
 
 
-def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -> np.ndarray:
+def lower_bounds(
+    facts: Facts,
+    of: np.ndarray,
+    start: Callable[[slice], dict[int, np.ndarray]],
+    lines: dict[int, Lines],
+) -> np.ndarray:
     """For each row a lower bound on the sum of start[v] . v over the values v.
 
     Args:
@@ -254,7 +267,9 @@ def lower_bounds(facts: Facts, of: np.ndarray, start, lines: dict[int, Lines]) -
 
 
 class _Pass:
-    def __init__(self, facts: Facts, of, start: dict[int, Any], lines: dict[int, tuple]):
+    def __init__(
+        self, facts: Facts, of: np.ndarray, start: dict[int, np.ndarray], lines: dict[int, Lines]
+    ):
         self.facts, self.real, self.of = facts, facts.arithmetic, of
         self.lines, self.cotangents = lines, dict(start)
         zero = self.real.array(np.zeros(len(of)))
@@ -262,7 +277,7 @@ class _Pass:
         # Which boxes the rows are on; one box stands for all rows if it is the only one.
         self.boxes = of if np.any(of != of[0]) else slice(int(of[0]), int(of[0]) + 1)
 
-    def _inner(self, one, other) -> Any:
+    def _inner(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         """The inner product of every row of one array with that of another, or with one array."""
         one = one.reshape(len(self.of), -1)
         other = other.reshape(-1, one.shape[1])
@@ -273,7 +288,7 @@ class _Pass:
     def _underflows(self, terms: int, index: int) -> None:
         self.slip = self.slip + self.real.tiny(terms) * (self.facts.totals[index][self.boxes] + 1)
 
-    def _add(self, g, constant, magnitude) -> None:
+    def _add(self, g: np.ndarray, constant: np.ndarray, magnitude: np.ndarray) -> None:
         """g . constant goes to the total."""
         self.total = self.total + self._inner(g, constant)
         self.added += 1
@@ -282,7 +297,7 @@ class _Pass:
             self.slip = self.slip + self.real.slip(count, 0) * size + self.real.tiny(count)
             self.size = self.size + size
 
-    def _send(self, index: int, g) -> None:
+    def _send(self, index: int, g: np.ndarray) -> None:
         """Adds to the cotangent of a value."""
         if index in self.cotangents:
             old = self.cotangents[index]
@@ -324,7 +339,7 @@ class _Pass:
         least = np.nextafter(self.total - self.slip * _GENEROUS, -np.inf)
         return least, self.cotangents
 
-    def _activation(self, index: int, argument: int, g) -> None:
+    def _activation(self, index: int, argument: int, g: np.ndarray) -> None:
         line = self.lines.get(index) or [x[self.boxes] for x in self.facts.lines[index]]
         low_slope, low_offset, high_slope, high_offset, *planes = line
         for above in planes:
@@ -340,7 +355,7 @@ class _Pass:
             self._underflows(2, argument)
         self._send(argument, back)
 
-    def _above(self, index: int, g, planes: Planes) -> Any:
+    def _above(self, index: int, g: np.ndarray, planes: Planes) -> np.ndarray:
         """Sends shares of negative cotangents through planes; returns what is left."""
         at = planes.rows, planes.entries
         left = g.reshape(len(self.of), -1).copy()
@@ -373,14 +388,15 @@ class _Pass:
             self._send(k, self._by_row(planes, back).reshape(-1, *self.facts.low[k].shape[1:]))
         return left.reshape(g.shape)
 
-    def _by_row(self, planes: Planes, x) -> Any:
+    def _by_row(self, planes: Planes, x: np.ndarray) -> np.ndarray:
         """The sums of what belongs to planes, row by row."""
         found = np.zeros((len(self.of), *x.shape[1:]), x.dtype)
         np.add.at(found, planes.rows, x)
         return found
 
-    def _linear(self, index: int, node, g) -> None:
+    def _linear(self, index: int, node: Node, g: np.ndarray) -> None:
         operation, nodes = node.operation, self.facts.program.nodes
+        assert isinstance(operation, Linear)
         rate = self.real.slip(operation.back_terms, operation.loose)
         if rate:
             size = self.facts.sizes[index][self.boxes]

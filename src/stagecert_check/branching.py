@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stagecert_check.bounds import Facts
-from stagecert_check.certificate import SLOPES, Leaf, Rows
+from stagecert_check.certificate import SLOPES, Leaf, Rows, Source
 from stagecert_check.functions import Refused
 from stagecert_check.leaves import Clipped, pushes, splits_of
 from stagecert_check.narrowing import WORTH, Narrow, narrowed, refined
@@ -32,9 +32,9 @@ class Branching:
         self._boxes_at_once, self._leaf_numbers = at_once
         self._stacks: tuple[Any, Leaf | None, Stacks] = None, None, {}  # those read last
         self._latest: tuple[Any, Narrow | None] = None, None  # facts of boxes, and which
-        self._stations: OrderedDict[tuple, Narrow] = OrderedDict()
+        self._stations: OrderedDict[tuple[bytes, ...], Narrow] = OrderedDict()
 
-    def own(self, certificate, task: Task) -> tuple[bytes, ...]:
+    def own(self, certificate: Source, task: Task) -> tuple[bytes, ...]:
         """What the bound on a leaf depends on besides its box, its multipliers and `leaf.boxes`."""
         path, stacks = task.path, self._read(certificate, task.leaf)
         assert path is not None
@@ -46,7 +46,9 @@ class Branching:
                     found.append(f"{index} {side} {x.dtype}".encode() + row.tobytes())
         return tuple(found)
 
-    def bounds(self, certificate, tasks: list[Task], digests: dict[Any, bytes]) -> Iterator:
+    def bounds(
+        self, certificate: Source, tasks: list[Task], digests: dict[Any, bytes]
+    ) -> Iterator[tuple[list[Task], Any]]:
         """(some leaves, their lower bounds); infinite where there are no points at all.
 
         `digests` say by `leaf`, and by station, what its boxes are.
@@ -81,7 +83,7 @@ class Branching:
                         of = of if station is None else np.zeros(len(some), int)
                         yield now, self._together(certificate, base, of, now)
 
-    def _read(self, certificate, leaf: Leaf | None) -> Stacks:
+    def _read(self, certificate: Source, leaf: Leaf | None) -> Stacks:
         """The slopes of all leaves, as they are stored: by activation, below and above."""
         if self._stacks[0] is certificate and self._stacks[1] == leaf:
             return self._stacks[2]
@@ -104,7 +106,7 @@ class Branching:
         return found
 
     def _whole(
-        self, certificate, number: int, leaf: Leaf, digest: bytes, wanted: bool
+        self, certificate: Source, number: int, leaf: Leaf, digest: bytes, wanted: bool
     ) -> Narrow | None:
         """The facts of a case's box, if the tree says how to make them tighter, or if wanted."""
         inputs = self._wanted.cases[number].inputs
@@ -119,7 +121,11 @@ class Branching:
         return self._kept((digest, low.tobytes(), high.tobytes()), make)
 
     def refined(
-        self, certificate, narrow: Narrow, boxes: tuple[Rows | None, ...], path: Path | None = None
+        self,
+        certificate: Source,
+        narrow: Narrow,
+        boxes: tuple[Rows | None, ...],
+        path: Path | None = None,
     ) -> Narrow:
         """Facts of one box, or of its part at the end of a path, with given passes."""
 
@@ -130,7 +136,13 @@ class Branching:
 
         return refined(narrow, self._given.sizes, path, tighter)
 
-    def _station(self, certificate, digests, given: tuple[Leaf, Narrow], station: Station):
+    def _station(
+        self,
+        certificate: Source,
+        digests: dict[Any, bytes],
+        given: tuple[Leaf, Narrow],
+        station: Station,
+    ) -> Narrow:
         """The facts at a station; some are kept, since trees of several cases share them."""
         leaf, whole = given
         ends = (x.tobytes() for x in whole.facts.inputs)
@@ -163,14 +175,14 @@ class Branching:
         """The facts of some boxes, without neurons that are zero if these are a share of all."""
         return narrowed(Narrow(Facts(self._real, self._program, low, high).derive()), share)
 
-    def _kept(self, key: tuple, make: Callable[[], Narrow]) -> Narrow:
+    def _kept(self, key: tuple[bytes, ...], make: Callable[[], Narrow]) -> Narrow:
         """Facts that are made once, as long as no others are wanted."""
         if self._latest[0] != key or self._latest[1] is None:
             self._latest = key, make()
         return self._latest[1]  # type: ignore
 
     def _together(
-        self, certificate, narrow: Narrow, of: np.ndarray, tasks: list[Task]
+        self, certificate: Source, narrow: Narrow, of: np.ndarray, tasks: list[Task]
     ) -> np.ndarray:
         """The bounds on some leaves, which are on the boxes `of`."""
         given = splits_of([task.path for task in tasks], self._given.sizes)  # type: ignore

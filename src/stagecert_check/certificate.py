@@ -6,7 +6,7 @@ import math
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -31,6 +31,18 @@ _MOST_MULTIPLIERS = 2**24
 _MOST_FORCES = 2**24
 
 Slopes = tuple[str | None, str | None]  # names of the arrays below and above; None: default
+
+
+class Source(Protocol):
+    """Where arrays are: a certificate, or what is to become one."""
+
+    def array(self, name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...]) -> np.ndarray:
+        """An array of one of the given types and the given shape; None is any length."""
+        ...
+
+    def slopes(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        """Slopes as float64."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -286,7 +298,9 @@ class Certificate:
             found.append(item)
         return tuple(found)
 
-    def _stations(self, items: Any, axes, activations: int) -> dict[int, tuple[Rows | None, ...]]:
+    def _stations(
+        self, items: Any, axes: np.ndarray, activations: int
+    ) -> dict[int, tuple[Rows | None, ...]]:
         found: dict[int, tuple[Rows | None, ...]] = {}
         for item in _list(items, None, "stations"):
             _keys(item, "node boxes")
@@ -346,7 +360,7 @@ def _keys(found: Any, keys: str) -> None:
         raise Refused(f"an entry of the header must have exactly the keys {keys}")
 
 
-def _list(found: Any, length: int | None, what: str) -> list:
+def _list(found: Any, length: int | None, what: str) -> list[Any]:
     if type(found) is not list or (length is not None and len(found) != length):
         raise Refused(f"'{what}' is not a list" + ("" if length is None else f" of {length}"))
     return found

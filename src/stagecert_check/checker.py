@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -22,9 +22,9 @@ from stagecert_check import (
 )
 from stagecert_check.bounds import Facts
 from stagecert_check.branching import Branching, path_of
-from stagecert_check.certificate import Above, Case, Certificate, Leaf, Rows, Slopes
+from stagecert_check.certificate import Above, Case, Certificate, Leaf, Rows, Slopes, Source
 from stagecert_check.errors import ProblemError
-from stagecert_check.external import contents, model_contents
+from stagecert_check.external import FilePath, contents, model_contents
 from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
@@ -40,6 +40,8 @@ _MOST_BOXES = 512
 _MOST_REMEMBERED = 2**17  # bounds
 _LARGE = 1000  # entries of activations: then intervals without passes back are tried first
 _TRIES = 8  # on so many boxes at least, and as long as a quarter of them is refuted
+
+Bounded = tuple[list[Task], Any]  # some tasks, and the lower bound of each
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ class Report:
 
 
 def check(
-    model_path,
-    property_path,
-    certificate_path,
+    model_path: FilePath | Sequence[tuple[str, FilePath]],
+    property_path: FilePath,
+    certificate_path: FilePath,
     exact: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -81,7 +83,8 @@ def check(
     text, several = contents(property_path), joining.named(model_path)
     wanted = properties.load(text)
     joining.check_names(several, wanted)
-    model = model_contents(model_path) if several is None else joining.joint_contents(several)
+    one: Any = model_path  # unless it names several
+    model = model_contents(one) if several is None else joining.joint_contents(several)
     try:
         certificate = Certificate(Path(certificate_path))
         if model.digest != certificate.model:
@@ -181,7 +184,7 @@ class Checker:
         box = np.array(inputs.lower64, float), np.array(inputs.upper64, float)
         return leaves_of(number, case, *box, sum(self.given.sizes.values()))
 
-    def bounds(self, certificate: Certificate | None, tasks: Iterable[Task]) -> Iterator:
+    def bounds(self, certificate: Source, tasks: Iterable[Task]) -> Iterator[Bounded]:
         """(some tasks, their lower bounds) until all are done.
 
         Tasks are taken as they come, so many at a time that memory is bounded; boxes that recur
@@ -209,15 +212,15 @@ class Checker:
                 yield now, found
 
     def _keys(
-        self, certificate, tasks: list[Task], leaves: dict[Leaf | Station | None, bytes]
-    ) -> dict:
+        self, certificate: Source, tasks: list[Task], leaves: dict[Leaf | Station | None, bytes]
+    ) -> dict[int, bytes]:
         """Digests of all that the bound of a task depends on, by the task's id.
 
         Those of what leaves and stations use instead of defaults are kept in `leaves`.
         """
         arrays: dict[str, bytes] = {}
 
-        def of_slopes(slopes: tuple[Slopes | None, ...], rows: int | None = None) -> list:
+        def of_slopes(slopes: tuple[Slopes | None, ...], rows: int | None = None) -> list[Any]:
             found = []
             for index, pair in zip(self.activations, slopes, strict=False):
                 for name in pair or ():
@@ -227,7 +230,7 @@ class Checker:
                 found.append(pair and [name and arrays[name] for name in pair])
             return found
 
-        def of_boxes(boxes: tuple[Rows | None, ...], path: Way | None = None) -> list:
+        def of_boxes(boxes: tuple[Rows | None, ...], path: Way | None = None) -> list[Any]:
             found: list[Any] = []
             for index, rows in zip(self.activations, boxes, strict=False):
                 if rows is not None:
@@ -237,7 +240,7 @@ class Checker:
                     found += [index, entries.tobytes(), sides.tobytes(), slopes, forces.tobytes()]
             return found
 
-        def of_planes(planes: tuple[Above | None, ...]) -> list:
+        def of_planes(planes: tuple[Above | None, ...]) -> list[Any]:
             found: list[Any] = []
             for index, above in zip(self.activations, planes, strict=False):
                 if above is not None:
@@ -268,8 +271,8 @@ class Checker:
             for task, box in boxes_of(tasks)
         }  # fmt: skip
 
-    def _new_bounds(self, certificate, tasks: list[Task]) -> Iterator:
-        kinds: dict[tuple, list[Task]] = {}
+    def _new_bounds(self, certificate: Source, tasks: list[Task]) -> Iterator[Bounded]:
+        kinds: dict[tuple[bytes, tuple[Rows | None, ...]], list[Task]] = {}
         for task, box in boxes_of(tasks):
             boxes = task.leaf.boxes if task.leaf is not None else ()
             boxes = boxes if any(rows is not None for rows in boxes) else ()
@@ -278,7 +281,7 @@ class Checker:
         for begin in range(0, len(plain), self._boxes_at_once):
             batch = plain[begin : begin + self._boxes_at_once]
             if self._large and (self._tried < _TRIES or 4 * self._easy >= self._tried):
-                easy = list(self._easily(batch))
+                easy = list(self._easily(certificate, batch))
                 if easy:
                     yield [task for task, _ in easy], [bound for _, bound in easy]
                 done = {id(task) for task, _ in easy}
@@ -296,7 +299,7 @@ class Checker:
                     certificate, [same], functools.partial(Facts.derive, tighter=tighter)
                 )
 
-    def _easily(self, batch: list[list[Task]]) -> Iterator:
+    def _easily(self, certificate: Source, batch: list[list[Task]]) -> Iterator[tuple[Task, Any]]:
         """(task, bound) of those that intervals without passes back refute.
 
         That is many times cheaper, and in large networks worth a try.
@@ -305,12 +308,14 @@ class Checker:
         simple = [same for same in simple if same]
         if simple:
             for some, found in self._together(
-                None, simple, lambda facts: facts.derive(passes=False)
+                certificate, simple, lambda facts: facts.derive(passes=False)
             ):
                 pairs = zip(some, found, strict=True)
                 yield from ((task, bound) for task, bound in pairs if self.refutes(task, bound))
 
-    def _together(self, certificate, batch: list[list[Task]], derive: Callable) -> Iterator:
+    def _together(
+        self, certificate: Source, batch: list[list[Task]], derive: Callable[[Facts], Facts]
+    ) -> Iterator[Bounded]:
         """(tasks, bounds); a batch has lists of tasks, each for a box."""
         low = np.stack([same[0].low for same in batch])
         high = np.stack([same[0].high for same in batch])

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--exact", action="store_true", help="compute in rational numbers; for small networks"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     given = parser.parse_args(arguments)
     return run(
         given.model, given.property, given.certificate, exact=given.exact, as_json=given.json

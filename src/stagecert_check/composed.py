@@ -139,7 +139,7 @@ def _repeated(call: Call):
     if math.prod(x.shape) * math.prod(factors) > MOST_ENTRIES:
         raise Refused("makes a tensor that is too large")
 
-    def repeated(a):
+    def repeated(a: np.ndarray) -> np.ndarray:
         for axis, factor in enumerate(factors):
             a = np.repeat(a, int(factor), axis)
         return a

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from stagecert_check.functions import Refused
 
 _LARGEST_FILE = 2**31
 _GZIP = b"\x1f\x8b"
+
+FilePath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Model:
         return found.hexdigest()
 
 
-def contents(path: str | Path) -> bytes:
+def contents(path: FilePath) -> bytes:
     """A file's contents, unpacked if it is gzipped."""
     try:
         data = _raw(path)
@@ -53,12 +56,12 @@ def contents(path: str | Path) -> bytes:
     return data
 
 
-def _raw(path: str | Path) -> bytes:
+def _raw(path: FilePath) -> bytes:
     with Path(path).open("rb") as file:
         return _limited(path, file)
 
 
-def _limited(path: str | Path, file: Any) -> bytes:
+def _limited(path: FilePath, file: Any) -> bytes:
     parts, size = [], 0
     # Piece by piece: to read up to a limit at once takes the memory of the limit.
     while part := file.read(2**20):
@@ -69,7 +72,7 @@ def _limited(path: str | Path, file: Any) -> bytes:
     return b"".join(parts)
 
 
-def model_contents(path: str | Path) -> Model:
+def model_contents(path: FilePath) -> Model:
     """A model file and the files that it refers to, which are in its folder or below.
 
     Raises:

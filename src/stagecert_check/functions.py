@@ -562,7 +562,9 @@ def _celu(alpha: float) -> Smooth:
     return _exponential("celu", arb(alpha), arb(alpha), arb(1))
 
 
-def _two(kind: str, f: Ball, slope: Ball, knots: tuple[str, str], reach: float) -> Callable:
+def _two(
+    kind: str, f: Ball, slope: Ball, knots: tuple[str, str], reach: float
+) -> Callable[[], Smooth]:
     return lambda: _smooth(kind, f, slope, (-1, 1, -1), knots, reach, (_FLAT, _DIAGONAL))
 
 

@@ -285,8 +285,8 @@ class Call:
         self,
         reader: _Reader,
         operator: str,
-        items: list,
-        attributes: dict,
+        items: list[Any],
+        attributes: dict[str, Any],
         outputs: tuple[str, ...],
     ):
         self.reader, self.operator, self.items = reader, operator, items
@@ -374,7 +374,7 @@ class Call:
         """An activation or maximum."""
         return self.apply(function, x, shape=x.shape if shape is None else shape)
 
-    def move(self, function: Callable, *items: Any) -> Any:
+    def move(self, function: Callable[..., np.ndarray], *items: Any) -> Any:
         """What `function` makes of arrays by moving entries; zeros that it adds are -1."""
         if all(isinstance(x, np.ndarray) for x in items):
             return np.asarray(function(*items))  # not a NumPy scalar

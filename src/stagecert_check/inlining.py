@@ -10,13 +10,14 @@ MOST_NODES = 100_000
 _DEEPEST = 100
 
 _Key = tuple[str, str, str]
+_Functions = dict[_Key, onnx.FunctionProto]
 
 
 def inlined(model: onnx.ModelProto, opset: int) -> list[onnx.NodeProto]:
     """The nodes of the model's graph, with those of the functions that it calls."""
     if not model.functions:
         return list(model.graph.node)
-    functions: dict[_Key, onnx.FunctionProto] = {}
+    functions: _Functions = {}
     for function in model.functions:
         key = (function.domain, function.name, function.overload)
         if key in functions:
@@ -36,7 +37,7 @@ def _key(node: onnx.NodeProto) -> _Key:
     return (node.domain, node.op_type, node.overload)
 
 
-def _count(nodes: Any, functions: dict, known: dict[_Key, int], depth: int) -> int:
+def _count(nodes: Any, functions: _Functions, known: dict[_Key, int], depth: int) -> int:
     """How many nodes there will be, without making them."""
     if depth > _DEEPEST:
         raise Refused("the model's functions call themselves, or are nested too deep")
@@ -54,7 +55,7 @@ def _count(nodes: Any, functions: dict, known: dict[_Key, int], depth: int) -> i
     return total
 
 
-def _expanded(nodes: Any, functions: dict, numbers: Any) -> list[onnx.NodeProto]:
+def _expanded(nodes: Any, functions: _Functions, numbers: Any) -> list[onnx.NodeProto]:
     found = []
     for node in nodes:
         function = functions.get(_key(node))
@@ -103,7 +104,9 @@ def _body(call: onnx.NodeProto, function: onnx.FunctionProto, number: int) -> li
     return nodes
 
 
-def _resolved(item: onnx.AttributeProto, given: dict, what: str) -> onnx.AttributeProto | None:
+def _resolved(
+    item: onnx.AttributeProto, given: dict[str, onnx.AttributeProto], what: str
+) -> onnx.AttributeProto | None:
     """An attribute of a function's node; None if it refers to one that the call leaves out."""
     if not item.ref_attr_name:
         return item

@@ -72,7 +72,7 @@ class Clipped(Facts):
         facts: Facts,
         of: np.ndarray,
         splits: dict[int, Splits],
-        slopes: dict,
+        slopes: dict[int, tuple[Any, ...]],
         tighter: Callable[[Facts, int, int], None] | None = None,
     ):
         """Leaves on the boxes `of`; `slopes` are pairs (below, above) by activation, or None.
@@ -106,7 +106,7 @@ class Clipped(Facts):
             if index in self._given:
                 self.lines[index] = self.line(index, slice(None), *self._slopes(index, low, high))
             else:
-                self.lines[index] = tuple(map(self._each, facts.lines[index]))  # type: ignore
+                self.lines[index] = tuple(map(self._each, facts.lines[index]))
         return True
 
     def _clip(self, _: Facts, index: int, argument: int) -> None:
@@ -125,7 +125,9 @@ class Clipped(Facts):
             self._tighter(self, index, argument)
             self._set(argument, self.low[argument], self.high[argument], own)
 
-    def _set(self, argument: int, low, high, own) -> None:
+    def _set(
+        self, argument: int, low: np.ndarray, high: np.ndarray, own: tuple[np.ndarray, np.ndarray]
+    ) -> None:
         """Intervals of a value; leaves where one is empty get those of their boxes."""
         # Nothing is where an interval is empty; whatever follows for such a leaf is not used.
         nothing = np.any((low > high).reshape(len(low), -1), axis=1)
@@ -136,7 +138,7 @@ class Clipped(Facts):
         self.low[argument], self.high[argument] = low, high
         self._magnitudes.pop(argument, None)
 
-    def _slopes(self, index: int, low, high):
+    def _slopes(self, index: int, low: np.ndarray, high: np.ndarray) -> tuple[Any, ...]:
         function = self.program.nodes[index].operation
         assert isinstance(function, Activation)
         given, pieces = self._given.get(index, (None, None)), isinstance(function, Piecewise)

@@ -7,7 +7,7 @@ is off by at most n * eps * (the sum of the products' absolute values).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,11 @@ class Linear:
     back_terms = 0
     loose = 0
 
-    def forward(self, xs: Sequence[Any], absolute: bool = False) -> Any:
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         """sum of W_k x_k, or of |W_k| x_k."""
         raise NotImplementedError
 
-    def transposed(self, g: Any, shapes: Sequence[Shape]) -> list[Any]:
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         """W_k^T g for every k; `shapes` are those of the x_k."""
         raise NotImplementedError
 
@@ -41,10 +41,10 @@ class Reshape(Linear):
     def __init__(self, shape: Shape):
         self.shape = shape
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         return xs[0].reshape(len(xs[0]), *self.shape)
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         return [g.reshape(len(g), *shapes[0])]
 
 
@@ -65,13 +65,13 @@ class Move(Linear):
         most = int(counts.max(initial=1))
         self.back_terms = most if most > 1 else 0  # nothing is added up if nothing is read twice
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         rows = len(xs[0])
         flat = [x.reshape(rows, -1) for x in xs]
         flat.append(np.zeros((rows, 1), flat[0].dtype))  # index -1 is this column
         return np.concatenate(flat, axis=1)[:, self.index]
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         rows, sizes = len(g), [math.prod(shape) for shape in shapes]
         whole = np.zeros((rows, sum(sizes)), g.dtype)
         if len(self.places):
@@ -92,20 +92,20 @@ class MatMul(Linear):
         out, inner = weights.shape[-2:] if left else weights.shape[-2:][::-1]
         self.terms, self.back_terms = inner, out
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         return self._times(xs[0], np.abs(self.weights) if absolute else self.weights)
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         return [self._times(g, np.swapaxes(self.weights, -1, -2))]
 
-    def _times(self, x: np.ndarray, weights: np.ndarray):
+    def _times(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
         if self.left:
             flipped = self._right(np.swapaxes(x, -1, -2), np.swapaxes(weights, -1, -2))
             return np.swapaxes(flipped, -1, -2)
         return self._right(x, weights)
 
     @staticmethod
-    def _right(x: np.ndarray, weights: np.ndarray):
+    def _right(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
         if weights.ndim > 2:
             return np.matmul(x, weights)
         # One product of two matrices is much faster than many small ones.
@@ -120,10 +120,10 @@ class Scale(Linear):
     def __init__(self, weights: np.ndarray, loose: int = 0):
         self.weights, self.loose = weights, loose
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         return xs[0] * (np.abs(self.weights) if absolute else self.weights)
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         return [g * self.weights]
 
 
@@ -134,13 +134,13 @@ class Sum(Linear):
         self.signs = tuple(signs)
         self.terms = len(self.signs)
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         total = xs[0] if absolute or self.signs[0] > 0 else -xs[0]
         for x, sign in zip(xs[1:], self.signs[1:], strict=True):
             total = total + x if absolute or sign > 0 else total - x
         return total
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         return [g if sign > 0 else -g for sign in self.signs]
 
 
@@ -151,10 +151,10 @@ class Reduce(Linear):
         self.axes = tuple(axis + 1 for axis in axes)
         self.terms = math.prod(shape[axis] for axis in axes)
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         return np.sum(xs[0], axis=self.axes, keepdims=True)
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         return [np.broadcast_to(g, (len(g), *shapes[0]))]
 
 
@@ -188,7 +188,7 @@ class Conv(Linear):
         ]
         return [max(r, b + n) for r, b, n in zip(reach, self.before, space, strict=True)]
 
-    def _windows(self):
+    def _windows(self) -> Iterator[tuple[np.ndarray, tuple[slice, ...]]]:
         """For every place in the kernel: its weights by group, and the entries that it reads."""
         weights = self.weights.reshape(self.groups, -1, *self.weights.shape[1:])
         for offset in np.ndindex(*self.weights.shape[2:]):
@@ -198,7 +198,7 @@ class Conv(Linear):
             )
             yield weights[(..., *offset)], (slice(None), slice(None), *slices)
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         # The axis N is counted with the rows.
         x = xs[0].reshape(-1, *xs[0].shape[2:])
         rows, channels, *space = x.shape
@@ -212,7 +212,7 @@ class Conv(Linear):
             total = total + np.matmul(weights, read)
         return total.reshape(*xs[0].shape[:2], -1, *self.count)
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         rows, (_, channels, *space) = g.shape[0] * g.shape[1], shapes[0]
         g = g.reshape(rows, self.groups, self.weights.shape[0] // self.groups, -1)
         padded = np.zeros((rows, channels, *self._padded(space)), g.dtype)
@@ -230,7 +230,7 @@ class ConvTranspose(Linear):
         self.conv, self.shape = conv, shape
         self.terms, self.back_terms, self.loose = conv.back_terms, conv.terms, conv.loose
 
-    def forward(self, xs: list[np.ndarray], absolute: bool = False):
+    def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         conv = self.conv
         if absolute:
             conv = Conv(
@@ -239,5 +239,5 @@ class ConvTranspose(Linear):
             )  # fmt: skip
         return conv.transposed(xs[0], [self.shape])[0]
 
-    def transposed(self, g: np.ndarray, shapes: Sequence[tuple[int, ...]]):
+    def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         return [self.conv.forward([g])]

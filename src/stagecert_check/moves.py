@@ -3,6 +3,7 @@
 import functools
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,7 +31,7 @@ def _dropout(call: Call):
 
 
 @handles("Cast", "CastLike")
-def _cast(call: Call):
+def _cast(call: Call) -> Any:
     call.get("saturate")
     call.get("round_mode")
     x, floats = call.item(0), call.reader.floats
@@ -61,7 +62,7 @@ def _cast(call: Call):
     return x
 
 
-def _kinds(like, floats: set[int]) -> set[int]:
+def _kinds(like: Value | np.ndarray, floats: set[int]) -> set[int]:
     """The type of a value or constant; if it is floating-point, one of all types so far."""
     if isinstance(like, Value) or like.dtype in (np.float64, object):
         return set(floats)
@@ -189,7 +190,7 @@ def _concat(call: Call):
     # Constant parts are zeros first, and shifted then.
     variables = [x for x in call.items if isinstance(x, Value)]
 
-    def joined(*arrays):
+    def joined(*arrays: np.ndarray) -> np.ndarray:
         rest = iter(arrays)
         parts = [next(rest) if isinstance(x, Value) else np.full(x.shape, -1) for x in call.items]
         return np.concatenate(parts, axis)
@@ -260,7 +261,7 @@ def _scatter(call: Call):
         raise Refused("has impossible indices")
     places = tuple(np.moveaxis(np.where(indices < 0, indices + lengths, indices), -1, 0))
 
-    def replaced(a, b):
+    def replaced(a: np.ndarray, b: np.ndarray | float) -> np.ndarray:
         a = np.array(a)
         a[places] = b
         return a

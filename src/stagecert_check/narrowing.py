@@ -7,11 +7,12 @@ left out: what is left is the same function on the box, and a fraction of the wo
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from stagecert_check.bounds import Facts
-from stagecert_check.graph import Program, Shift
+from stagecert_check.graph import Node, Program, Shift
 from stagecert_check.leaves import Clipped, Splits, splits_of
 from stagecert_check.linear import MatMul
 from stagecert_check.tree import Path
@@ -138,7 +139,7 @@ def _sliced(facts: Facts, places: dict[int, np.ndarray]) -> Facts:
     program = narrow_program(facts.program, places)
     found = Facts(facts.arithmetic, program, *facts.inputs)
 
-    def cut(k: int, x):
+    def cut(k: int, x: Any) -> Any:
         return x if x is None or k not in of else x[..., of[k]]
 
     for name in ("low", "high", "sizes"):
@@ -146,7 +147,7 @@ def _sliced(facts: Facts, places: dict[int, np.ndarray]) -> Facts:
     # Sums over all entries are no less than those over some.
     found.totals, found.empty = list(facts.totals), facts.empty
     found.boxes = {k: tuple(cut(k, x) for x in box) for k, box in facts.boxes.items()}  # type: ignore
-    found.lines = {k: tuple(cut(k, x) for x in line) for k, line in facts.lines.items()}  # type: ignore
+    found.lines = {k: tuple(cut(k, x) for x in line) for k, line in facts.lines.items()}
     return found
 
 
@@ -158,7 +159,7 @@ def narrow_program(program: Program, places: dict[int, np.ndarray]) -> Program:
     return found
 
 
-def _node(program: Program, k: int, of: dict[int, np.ndarray]):
+def _node(program: Program, k: int, of: dict[int, np.ndarray]) -> Node:
     node = copy.copy(program.nodes[k])
     if isinstance(node.operation, MatMul):
         weights, (argument,) = node.operation.weights, node.arguments
@@ -173,7 +174,12 @@ def _node(program: Program, k: int, of: dict[int, np.ndarray]):
     return node
 
 
-def refined(narrow: Narrow, sizes: dict[int, int], path: Path | None, tighter: Callable) -> Narrow:
+def refined(
+    narrow: Narrow,
+    sizes: dict[int, int],
+    path: Path | None,
+    tighter: Callable[[Narrow, Facts, int, int], None],
+) -> Narrow:
     """Facts of one box, or of its part at the end of a path, made better by `tighter`.
 
     That is called with what is known before, and then as `Facts.derive` would. `sizes` are those

@@ -36,10 +36,15 @@ class Objectives:
 
     def __init__(self, program: Program, wanted: Property, real: Arithmetic):
         self.program, self.wanted, self.real = program, wanted, real
-        self._held: OrderedDict[tuple, Objective] = OrderedDict()
+        self._held: OrderedDict[tuple[int, tuple[float, ...]], Objective] = OrderedDict()
 
     def bounds(
-        self, facts: Facts, of, tasks: list[Task], lines: dict[int, Lines], more: Pushes | None
+        self,
+        facts: Facts,
+        of: np.ndarray,
+        tasks: list[Task],
+        lines: dict[int, Lines],
+        more: Pushes | None,
     ) -> np.ndarray:
         """Lower bounds on what tasks want, each with the facts `of` a box; `more` is added."""
         goals = [self.of(task.case, task.multipliers) for task in tasks]
@@ -85,6 +90,8 @@ class Objectives:
                         if place < size:
                             break
                         place -= size
+                    else:
+                        raise Refused("a row is about an entry that is not there")
                     of = sums.setdefault(index, {})
                     of[place] = of.get(place, Fraction(0)) + weight * coefficient
         terms, dtype = {}, object if self.real.exact else float

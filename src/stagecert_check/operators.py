@@ -36,7 +36,7 @@ def _sum(call: Call):
     return total
 
 
-def added(call: Call, items: list) -> Value:
+def added(call: Call, items: list[tuple[Any, int]]) -> Value:
     """The sum of variables and constants, each times its sign; constants are added up first."""
     variables = [(x, sign) for x, sign in items if isinstance(x, Value)]
     constants = [

@@ -10,11 +10,13 @@ and a linear function is largest in a corner of the box: that is all there is to
 plane is depends on s, and is no concern of the checker. A certificate gives s as shares of w.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stagecert_check.certificate import Above, Source
 from stagecert_check.functions import Activation, Piecewise, Refused
 from stagecert_check.graph import Program
 
@@ -72,7 +74,7 @@ class Planes:
                       self.offsets[mine])  # fmt: skip
 
 
-def planes_above(facts: Any, index: int, of, given: "Given") -> Planes:
+def planes_above(facts: Any, index: int, of: np.ndarray, given: "Given") -> Planes:
     """The planes that a certificate gives above neurons of an activation.
 
     Args:
@@ -89,7 +91,7 @@ def planes_above(facts: Any, index: int, of, given: "Given") -> Planes:
     sizes = [int(np.prod(program.nodes[k].shape)) for k in sources]
     (argument,) = program.nodes[index].arguments
     widest = max(int(np.prod(node.shape)) for node in program.nodes)
-    parts: dict[int, list] = {k: [] for k in sources}
+    parts: dict[int, list[np.ndarray]] = {k: [] for k in sources}
     offsets = []
     for first in range(0, len(given.rows), max(NUMBERS_AT_ONCE // widest, 1)):
         some = slice(first, first + max(NUMBERS_AT_ONCE // widest, 1))
@@ -110,7 +112,12 @@ def planes_above(facts: Any, index: int, of, given: "Given") -> Planes:
     return Planes(given.rows, given.entries, given.shares, joined, np.concatenate(offsets))
 
 
-def _largest(facts: Any, line: tuple[float, Any], parts, boxes) -> Any:
+def _largest(
+    facts: Any,
+    line: tuple[float, Any],
+    parts: Iterable[tuple[int, np.ndarray, np.ndarray]],
+    boxes: np.ndarray,
+) -> np.ndarray:
     """At least slope * (top + w . v) - s . v in the box of v; `parts` are (value, w, s)."""
     real, (slope, top) = facts.arithmetic, line
     steep = real.array(np.array(slope))
@@ -145,7 +152,7 @@ class Given:
     kept: np.ndarray
 
 
-def read_planes(certificate: Any, program: Program, index: int, above: Any) -> Given:
+def read_planes(certificate: Source, program: Program, index: int, above: Above) -> Given:
     """What a certificate gives for one row: `above` names the arrays."""
     entries = certificate.array(above.entries, ("<i4",), (None,))
     (argument,) = program.nodes[index].arguments

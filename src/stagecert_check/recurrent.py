@@ -62,7 +62,9 @@ def _axes_of(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str
     return terms, [*map(str, range(deepest)), *single]
 
 
-def _contracted(call: Call, one, other, later: set[str]) -> tuple[Any, list[str]]:
+def _contracted(
+    call: Call, one: tuple[Any, list[str]], other: tuple[Any, list[str]], later: set[str]
+) -> tuple[Any, list[str]]:
     """The product of two tensors, as matrices, summed over axes that nothing needs later."""
     (x, a), (y, b) = one, other
     x, a = _summed(call, x, a, later.union(b))
@@ -152,7 +154,7 @@ class _Cell:
         return None if y is None else self.call.scale(x, y)
 
 
-def _lstm(cell: _Cell, x: Value, states: list, _) -> list:
+def _lstm(cell: _Cell, x: Value, states: list[Any], _: np.ndarray | None) -> list[Any]:
     """ONNX's order of the gates is i, o, f, c."""
     h, c = states
     x = cell.plus(x, cell.recurred(h, 0, 4))
@@ -163,7 +165,7 @@ def _lstm(cell: _Cell, x: Value, states: list, _) -> list:
     return [cell.times(out, cell.function(2, new)), new]
 
 
-def _gru(cell: _Cell, x: Value, states: list, inner: np.ndarray | None) -> list:
+def _gru(cell: _Cell, x: Value, states: list[Any], inner: np.ndarray | None) -> list[Any]:
     """The gates are z, r, h; `inner` is a bias that the gate r multiplies, in one of two forms."""
     (h,) = states
     share = cell.recurred(h, 0, 2)
@@ -188,7 +190,7 @@ def _gru(cell: _Cell, x: Value, states: list, inner: np.ndarray | None) -> list:
     return [cell.plus(new, cell.times(z, away))]
 
 
-def _rnn(cell: _Cell, x: Value, states: list, _) -> list:
+def _rnn(cell: _Cell, x: Value, states: list[Any], _: np.ndarray | None) -> list[Any]:
     return [cell.function(0, cell.plus(x, cell.recurred(states[0], 0, 1)))]
 
 
@@ -252,7 +254,7 @@ def _recurrent(call: Call):
         sequences.append([found[t] for t in range(length)])
         ends.append(states)
 
-    def stacked(*arrays):
+    def stacked(*arrays: np.ndarray) -> np.ndarray:
         return np.stack(arrays).reshape(ways, length, batch, size).swapaxes(0, 1)
 
     whole = call.move(stacked, *(h for sequence in sequences for h in sequence))

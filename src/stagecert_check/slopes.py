@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from stagecert_check.bounds import Facts, Lines
-from stagecert_check.certificate import FORCES, Leaf, Rows, Slopes
+from stagecert_check.certificate import FORCES, Leaf, Rows, Slopes, Source
 from stagecert_check.functions import Activation, Piecewise, Refused
 from stagecert_check.graph import Program
 from stagecert_check.leaves import Pushes, pushes, splits_of, sum_bounds
@@ -14,6 +14,8 @@ from stagecert_check.narrowing import Narrow
 from stagecert_check.numbers import LARGEST
 from stagecert_check.planes import planes_above, read_planes
 from stagecert_check.tree import Path
+
+Pair = list[np.ndarray | None]  # slopes below and above; None: default
 
 _ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
 
@@ -34,7 +36,9 @@ class Given:
         shape = self.program.nodes[self.program.nodes[index].arguments[0]].shape
         return shape if rows is None else (rows, *shape)
 
-    def slopes(self, certificate, slopes: tuple[Slopes | None, ...], rows: int | None = None):
+    def slopes(
+        self, certificate: Source, slopes: tuple[Slopes | None, ...], rows: int | None = None
+    ) -> dict[int, Pair]:
         """The arrays (rows, *shape) by activation, below and above; None is the default."""
         found = {}
         for index, pair in zip(self.activations, slopes, strict=False):
@@ -47,7 +51,9 @@ class Given:
                 ]  # fmt: skip
         return found
 
-    def lines(self, facts: Facts, slopes: dict, box: int, rows: Any = None) -> dict[int, Lines]:
+    def lines(
+        self, facts: Facts, slopes: dict[int, Pair], box: int, rows: Any = None
+    ) -> dict[int, Lines]:
         """Lines with given slopes for one box; of the slopes some `rows` if there are many."""
         lines, of = {}, slice(box, box + 1)
         for index, pair in slopes.items():
@@ -68,7 +74,7 @@ class Given:
             lines[index] = facts.line(index, of, *both)
         return lines
 
-    def planes(self, certificate, leaf: Leaf, facts: Facts, box: int) -> dict[int, Lines]:
+    def planes(self, certificate: Source, leaf: Leaf, facts: Facts, box: int) -> dict[int, Lines]:
         """The lines of one box, with the leaf's own slopes and the planes that it gives."""
         lines = self.lines(facts, self.slopes(certificate, leaf.slopes), box)
         for index, above in zip(self.activations, leaf.planes, strict=False):
@@ -81,7 +87,9 @@ class Given:
                 lines[index] = (*lines.get(index, default), made)
         return lines
 
-    def entries(self, certificate, index: int, given: Rows) -> tuple[np.ndarray, np.ndarray]:
+    def entries(
+        self, certificate: Source, index: int, given: Rows
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Entries of an activation's argument, each at most once for a side, and their sides."""
         entries = certificate.array(given.entries, ("<i4",), (None,))
         sides = certificate.array(given.sides, ("<i4",), entries.shape)
@@ -93,14 +101,16 @@ class Given:
             raise Refused("the entries of a box do not increase on each side")
         return entries, sides
 
-    def tighten(self, certificate, leaf: Leaf, facts: Facts, index: int, argument: int) -> None:
+    def tighten(
+        self, certificate: Source, leaf: Leaf, facts: Facts, index: int, argument: int
+    ) -> None:
         """Passes back with slopes that the leaf gives for single entries of an argument."""
         given = leaf.boxes[self.activations.index(index)]
         if given is not None:
             self.passes(certificate, given, facts, (index, argument))
 
     def passes(
-        self, certificate, given: Rows, facts: Facts, at: tuple[int, int],
+        self, certificate: Source, given: Rows, facts: Facts, at: tuple[int, int],
         narrow: Narrow | None = None, path: Path | None = None,
     ) -> None:  # fmt: skip
         """Passes back for single entries of an argument.
@@ -136,7 +146,7 @@ class Given:
                     found = sum_bounds(facts, of, goal, more, lines)
                 facts.improve(argument, of, places[rows], sign, found)
 
-    def forces(self, certificate, given: Rows, rows: int, path: Path | None) -> np.ndarray:
+    def forces(self, certificate: Source, given: Rows, rows: int, path: Path | None) -> np.ndarray:
         """(rows, splits), not negative; nothing if there are no splits."""
         splits = 0 if path is None else len(path.neurons)
         if given.forces is None:
@@ -146,7 +156,9 @@ class Given:
             raise Refused("forces must not be negative, nor too large")
         return found
 
-    def _pushes(self, narrow: Narrow, facts: Facts, argument: int, path: Path | None, forces):
+    def _pushes(
+        self, narrow: Narrow, facts: Facts, argument: int, path: Path | None, forces: np.ndarray
+    ) -> Pushes | None:
         """What splits with some forces add to the entries of an argument; None if nothing."""
         if path is None or not np.any(forces):
             return None

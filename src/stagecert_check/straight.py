@@ -13,6 +13,8 @@ import numpy as np
 
 from stagecert_check.numbers import EPS, TINY
 
+Entrywise = Callable[[np.ndarray], np.ndarray]
+
 
 class Refused(Exception):
     """Why the checker does not accept something."""
@@ -209,7 +211,7 @@ class Steps(Activation):
     At a jump both limits count, whichever is the value: lines are below (above) the closed graph.
     """
 
-    def __init__(self, kind: str, value: Callable, jump: Callable):
+    def __init__(self, kind: str, value: Entrywise, jump: Entrywise):
         self.kind, self.value, self.jump = kind, value, jump
 
     def corners(
@@ -227,7 +229,7 @@ class Steps(Activation):
         values = [first, first + over, last - climbs + over, last]
         return np.stack([low, begin, stop, high]), np.stack(values)
 
-    def image(self, low: np.ndarray, high: np.ndarray):
+    def image(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.value(low), self.value(high)
 
     def offset(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int):
@@ -238,7 +240,7 @@ class Steps(Activation):
         off = np.where((slope == 0) | (x == 0), 0, off)
         return side * (side * (f - product) - off).min(axis=0)
 
-    def bent(self, low: np.ndarray, high: np.ndarray):
+    def bent(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         return self.value(low) != self.value(high)
 
     def slopes(self, low: np.ndarray, high: np.ndarray):

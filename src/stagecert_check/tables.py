@@ -33,6 +33,7 @@ _LEAST = 1e-100  # from here on a square root is not too steep
 _GENEROUS = 1.001  # errors are summed up in float64
 
 Result = tuple[np.ndarray, np.ndarray]  # numbers, and how far they are off at most
+Series = Callable[[arb_series], arb_series]
 Limit = tuple[Any, Any]  # the slope and the offset of a line
 
 
@@ -173,7 +174,7 @@ class Table(Form):
     from FAR on; None where there is none or it is not known.
     """
 
-    def __init__(self, function: Callable, left: Limit | None = None, right: Limit | None = None):
+    def __init__(self, function: Series, left: Limit | None = None, right: Limit | None = None):
         self._function = function
         count = 2 * _REACH * _CELLS + 1
         # Of values and of slopes: coefficients, the highest first, by cell, and errors.
@@ -244,7 +245,7 @@ class Table(Form):
         self._made[block] = True
 
 
-def _polynomials(function: Callable, centre: arb) -> list[tuple[list[float], float]]:
+def _polynomials(function: Series, centre: arb) -> list[tuple[list[float], float]]:
     """(coefficients, error) of a function, and of its slope, on the cell around a number."""
     at = function(arb_series([centre, 1]))
     on = function(arb_series([arb(centre, _POWERS[1]), 1]))
@@ -283,14 +284,16 @@ class _Tail:
     goes to zero, and so does its slope: both are the largest in the beginning.
     """
 
-    def __init__(self, function: Callable, limit: Limit, sign: int):
+    def __init__(self, function: Series, limit: Limit, sign: int):
         p, q = (arb(x) for x in limit)
         self.sign, self.p, self.q = sign, float(p.mid()), float(q.mid())
-        for self.start in range(FAR, _REACH, 4):
+        self.start = FAR
+        while True:
             series = function(arb_series([arb(sign * self.start), 1]))
             rest = abs(series[0] - (sign * self.start * p + q))
-            if rest < _ALL_BUT_EQUAL * (1 + abs(q)):
+            if rest < _ALL_BUT_EQUAL * (1 + abs(q)) or self.start + 4 >= _REACH:
                 break
+            self.start += 4
         self.rest = _above(rest + abs(q - self.q))
         self.steep = _above(abs(series[1] - p) + abs(p - self.p))
         self.loose = _above(abs(p - self.p))

@@ -147,7 +147,9 @@ class _Walk:
         return False
 
 
-def leaves_of(number: int, case: Case, low, high, neurons: int) -> Iterator[Task]:
+def leaves_of(
+    number: int, case: Case, low: np.ndarray, high: np.ndarray, neurons: int
+) -> Iterator[Task]:
     """The leaves of a case's tree, one after the other.
 
     Args:

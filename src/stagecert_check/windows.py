@@ -11,7 +11,7 @@ from stagecert_check.functions import Refused, Value, maximum
 from stagecert_check.graph import Call, handles
 
 
-def _window(call: Call, x: Value, kernel: Sequence[int]):
+def _window(call: Call, x: Value, kernel: Sequence[int]) -> tuple[list[int], ...]:
     """(strides, dilations, pads before, pads after, how many windows) along each axis."""
     rank, space = len(x.shape) - 2, x.shape[2:]
     if rank < 1 or len(kernel) != rank or min(kernel) < 1:

@@ -441,5 +441,7 @@ def test_inputs_whose_values_are_numbers_of_nodes():
     wanted = properties.load(models.vnnlib([-2, 0], [-1, 0], 1, "(assert (<= Y_0 -1.5))"))
     judge = Checker(graph.read(model.SerializeToString(), Arithmetic()), wanted)
     task = Task(0, 0, np.array([-2.0, 0.0]), np.array([-1.0, 0.0]), (1.0,))
-    (bound,) = [bound for _, bounds in judge.bounds(None, [task]) for bound in bounds]
+    (bound,) = [
+        bound for _, bounds in judge.bounds(certificates.Arrays(), [task]) for bound in bounds
+    ]
     assert -0.5 - 1e-12 < bound <= -0.5

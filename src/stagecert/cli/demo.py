@@ -181,8 +181,9 @@ def _print(console: Console, lines: list[Line], out: Path | None) -> None:
         "holds. by: tree is proven on the parts of a tree of splits of neurons. met: the "
         "smallest margin that the search met. gap: how far they are apart; the search ends as "
         "soon as a property is decided.\n"
-        "Certificates were checked by code that shares nothing with the search but the reader of "
-        "properties. Seconds include compilation, which later runs save.",
+        "Certificates were checked by stagecert_check, a package of its own: it reads model and "
+        "property itself and uses nothing of the search, so only it has to be trusted. Seconds "
+        "include compilation, which later runs save.",
         highlight=False,
     )
     for line in lines:

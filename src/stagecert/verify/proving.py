@@ -344,7 +344,7 @@ class _Prover:
                 tasks.append(Task(part.case, 0, part.low, part.high, multipliers))
                 of[id(tasks[-1])] = part
         finished = 0
-        for some, bounds in self.checker.bounds(None, tasks):
+        for some, bounds in self.checker.bounds(Arrays(), tasks):
             for task, bound in zip(some, bounds, strict=True):
                 self._note(of[id(task)], task, bound, Leaf(np.array(task.multipliers)))
             finished += len(some)
@@ -362,7 +362,7 @@ class _Prover:
             multipliers = self._multipliers(part, part.weights[0])
             leaf = Leaf(np.array(multipliers), proven.slopes, none, proven.planes)
             task = Task(part.case, 0, part.low, part.high, multipliers, held.leaf(leaf))
-            for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
+            for some, bounds in self.checker.bounds(held, [task]):
                 self._note(part, some[0], bounds[0], leaf)
             self.look_at_the_clock()
         return [part for part in parts if part.leaf is None]
@@ -431,7 +431,7 @@ class _Prover:
                 none = (None,) * len(self.checker.activations)
                 leaf = Leaf(np.array(multipliers), given or none, boxes or none)
                 task = Task(part.case, 0, part.low, part.high, multipliers, held.leaf(leaf))
-                for some, bounds in self.checker.bounds(held, [task]):  # type: ignore
+                for some, bounds in self.checker.bounds(held, [task]):
                     self._note(part, some[0], bounds[0], leaf)
 
 

@@ -51,7 +51,7 @@ def tried(
 
 def _asked(checker: Checker, arrays: Arrays, tasks: Iterable[Task]) -> Iterator:
     """(task, bound, whether it refutes) of tasks, as they are done."""
-    for some, found in checker.bounds(arrays, tasks):  # type: ignore
+    for some, found in checker.bounds(arrays, tasks):
         for task, bound in zip(some, found, strict=True):
             yield task, float(bound), checker.refutes(task, bound)
 

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def load(
-    source: str | bytes | os.PathLike, *, max_bytes: int = 1 << 26, max_cases: int = 100_000
+    source: str | bytes | os.PathLike[str], *, max_bytes: int = 1 << 26, max_cases: int = 100_000
 ) -> Property:
     """Reads a VNN-LIB property, plain or gzipped.
 
@@ -53,7 +53,7 @@ def load(
         data: bytes | str = source.removeprefix("\ufeff")
     elif isinstance(source, bytes):
         data = source
-    elif isinstance(source, (str, os.PathLike)):
+    elif isinstance(source, (str, os.PathLike)):  # pyright: ignore  (callers without types)
         name = os.fsdecode(source)
         try:
             with Path(name).open("rb") as file:

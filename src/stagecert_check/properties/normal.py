@@ -22,6 +22,8 @@ from stagecert_check.properties.reader import (
 MAX_NOTES = 20
 PASSES = 8  # over the rows, in search of bounds that they imply
 
+Ends = dict[int, Fraction]  # one side of a box, as far as it is known
+
 
 def floor64(value: Fraction) -> float:
     """The largest float64 that is not above the value."""
@@ -86,7 +88,8 @@ def normalise(parsed: Parsed, source: str, max_cases: int) -> Property:
 
 def _contradiction(rows: tuple[Row, ...]) -> str:
     """Why no outputs satisfy the rows, as far as two of them tell that say the opposite."""
-    limits: dict[tuple, tuple[Fraction, bool]] = {}  # by direction: the least one; whether closed
+    # By direction: the least one, and whether it is closed.
+    limits: dict[tuple[tuple[tuple[int, Fraction], ...], ...], tuple[Fraction, bool]] = {}
     for row in rows:
         parts = row.inputs, row.outputs, row.hidden
         unit = abs(next(c for part in parts for _, c in part))
@@ -168,7 +171,7 @@ class _InputSets:
             array.flags.writeable = False
         return InputSet(*arrays, rows=tuple(_row(atom) for atom in rows))
 
-    def apply(self, atoms: Clause, lower: dict, upper: dict) -> list[Atom]:
+    def apply(self, atoms: Clause, lower: Ends, upper: Ends) -> list[Atom]:
         """Tightens the box, and returns the constraints that a closed box cannot express."""
         rows = []
         for atom in atoms:
@@ -183,7 +186,7 @@ class _InputSets:
                 rows.append(atom)
         return rows
 
-    def fault(self, lower: dict, upper: dict, rows: list[Atom], indices: Any) -> str:
+    def fault(self, lower: Ends, upper: Ends, rows: list[Atom], indices: Any) -> str:
         """Why no input satisfies the bounds, as far as single constraints tell; or nothing."""
         for index in indices:
             if index in lower and index in upper and lower[index] > upper[index]:
@@ -198,7 +201,7 @@ class _InputSets:
                 return f"a constraint on {names}{more} excludes the whole box"
         return ""
 
-    def imply(self, lower: dict, upper: dict, rows: list[Atom]) -> set[int]:
+    def imply(self, lower: Ends, upper: Ends, rows: list[Atom]) -> set[int]:
         """Fills in missing bounds that follow from a row and the bounds on its other inputs."""
         filled = set()
         for _ in range(PASSES):
@@ -223,7 +226,7 @@ class _InputSets:
                 break
         return filled
 
-    def demand(self, lower: dict, upper: dict) -> None:
+    def demand(self, lower: Ends, upper: Ends) -> None:
         """Stops if an input has no bounds."""
         for side, word in ((lower, "lower"), (upper, "upper")):
             if len(side) < self.size:
@@ -246,7 +249,7 @@ def _set(arrays: list[np.ndarray], index: int, lower: Fraction, upper: Fraction)
     arrays[2][index], arrays[3][index] = floor64(lower), ceil64(upper)
 
 
-def _least(terms: Any, lower: dict, upper: dict) -> Fraction | None:
+def _least(terms: Any, lower: Ends, upper: Ends) -> Fraction | None:
     """The least value of the terms over the box; None if it has none, or one of too many digits."""
     total = Fraction(0)
     for index, coefficient in terms:

@@ -43,8 +43,11 @@ OPPOSITE = {"<=": ">", ">": "<=", ">=": "<", "<": ">=", "=": "!=", "==": "!=", "
 CONNECTIVES = {"and", "or", "not"}
 BOOLEAN = CONNECTIVES | OPPOSITE.keys()
 ARITHMETIC = {"+", "-", "*", "/"}
-DTYPES = {"real", "bfloat16"} | {f"float{n}" for n in (16, 32, 64)}
-DTYPES |= {f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)}
+DTYPES = (
+    {"real", "bfloat16"}
+    | {f"float{n}" for n in (16, 32, 64)}
+    | {f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)}
+)
 
 ONE, MINUS_ONE, ZERO = Fraction(1), Fraction(-1), Fraction(0)
 CONSTANT = -1  # the key of the constant in a linear expression
@@ -126,7 +129,7 @@ def disjunction(parts: list[Dnf], budget: Budget) -> Dnf:
 class _Frame(NamedTuple):
     operator: str
     negated: bool
-    operands: list
+    operands: list[Any]
     position: int
 
 
@@ -525,7 +528,9 @@ class Reader:
             self.fail("*", start, "a linear term: at most one factor of a product has variables")
         return self.add(others, [factor], start) if others else factor
 
-    def add(self, operands: list[Operand], factors: list[Fraction], start: int) -> dict:
+    def add(
+        self, operands: list[Operand], factors: list[Fraction], start: int
+    ) -> dict[int, Fraction]:
         """A weighted sum, without terms that cancel. It may change its operands."""
         total: dict[int, Fraction] = {}
         for operand, factor in zip(operands, factors, strict=True):
