@@ -80,7 +80,7 @@ def normalise(parsed: Parsed, source: str, max_cases: int) -> Property:
     if not count:
         notes.append("An assertion is false whatever the values of the variables.")
     return Property(
-        source, parsed.version, shell.networks, tuple(cases), dropped, notes=tuple(notes)
+        source, parsed.version, shell.networks, tuple(cases), dropped, (*parsed.notes, *notes)
     )
 
 

@@ -96,6 +96,7 @@ class Parsed:
     budget: Budget
     common: Clause = field(default_factory=list)
     choices: list[Dnf] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def conjunction(parts: list[Dnf], budget: Budget) -> Dnf:
@@ -405,6 +406,11 @@ class Reader:
             if token == "(":
                 operator, where = self.next()
                 if operator not in (BOOLEAN if boolean else ARITHMETIC):
+                    if boolean and (value := self.infix(operator, where, negated)) is not None:
+                        if not frames:
+                            return value
+                        frames[-1].operands.append(value)
+                        continue
                     self.fail(
                         operator,
                         where,
@@ -437,6 +443,30 @@ class Reader:
                 if value is None:
                     value = self.values[token] = self.operand(token, position)
                 frames[-1].operands.append(value)
+
+    def infix(self, first: str, position: int, negated: bool) -> Dnf | None:
+        """The comparison (a < b) after its bracket, as published files have it; or None.
+
+        The standard writes (< a b). Between two operands without brackets there is nothing else
+        that the file could mean.
+        """
+        word = WORD.fullmatch(first)
+        if word is None or word[1] not in self.tensors:
+            return None
+        left = self.operand(first, position)
+        operator, where = self.next()
+        if operator not in OPPOSITE:
+            self.fail(operator, where, f"a comparison after {first}")
+        token, where = self.next()
+        right = self.operand(token, where)
+        self.take(")")
+        if not self.parsed.notes:
+            line = self.text.count("\n", 0, position) + 1
+            self.parsed.notes.append(
+                f"Line {line}: ({first} {operator} {token}) is read as ({operator} {first} {token})"
+                ", which is how the standard writes it."
+            )
+        return self.compare(OPPOSITE[operator] if negated else operator, [left, right], position)
 
     def operand(self, token: str, position: int) -> int | Fraction:
         """A number, or a variable."""
