@@ -79,7 +79,8 @@ def test_files_that_pages_include_are_there():
         for line in page.read_text().splitlines():
             if line.strip().startswith("--8"):
                 found = re.fullmatch(r'\s*--8<-- "([^"]+)"', line)
-                assert found and (ROOT / found[1]).is_file(), f"{page.name}: {line}"
+                assert found is not None, f"{page.name}: {line}"
+                assert (ROOT / found[1]).is_file(), f"{page.name}: {line}"
 
 
 def test_pictures_are_there_used_and_small():
