@@ -23,13 +23,13 @@ _FIRST = 5  # opset; before that, the new shape is no input of Reshape
 def stated(model: Model, wanted: Property) -> tuple[Model, Property]:
     """The model with the hidden values and the products as last outputs, and rows on these.
 
-    Both are what they were if the property has no such rows. Cases keep their places, and the model
+    Both are what they were if the property has neither. Cases keep their places, and the model
     its digest.
 
     Raises:
         ProblemError: the model has no such hidden value, or is one to which nothing can be added.
     """
-    if not any(row.hidden for case in wanted.cases for row in case.outputs):
+    if not wanted.cases or not (wanted.hidden or wanted.products):
         return model, wanted
     there = wanted.sizes[1]
 
