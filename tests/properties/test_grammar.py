@@ -52,13 +52,15 @@ def test_formulas(formula, yes, no):
     ("production", "text"),
     [
         ("ScalarDims", "(declare-network f (declare-input X real []) (declare-output Y real []))"),
-        ("TensorDims", "(declare-network f (declare-input X real [1,2]) (declare-output Y real [4]))"),
+        ("TensorDims", "(declare-network f (declare-input X real [1,2])"
+         "(declare-output Y real [4]))"),
         ("InputDef twice", "(declare-network f (declare-input X real [2])"
          "(declare-input V real [1]) (declare-output Y real []))"),
         ("OutputDef twice", "(declare-network f (declare-input X real [2])"
          "(declare-output Y real []) (declare-output Z real [3]))"),
         ("HiddenDef", '(declare-network f (declare-input X real [2])'
-         '(declare-hidden H real [2] "a/b") (declare-hidden G real [] "\\"\\\\\\n\\t") (declare-output Y real []))'),
+         '(declare-hidden H real [2] "a/b")'
+         '(declare-hidden G real [] "\\"\\\\\\n\\t") (declare-output Y real []))'),
         ("IsomorphicTo", F + "(declare-network g (isomorphic-to f) (declare-input V real [2])"
          "(declare-output W real []))"),
         ("EqualTo", F + "(declare-network g (equal-to f) (declare-input V real [2])"
@@ -81,10 +83,10 @@ def test_declarations(production, text):
 
 
 def test_names_of_nodes_are_unescaped():
-    text = '(declare-input X real [2]) (declare-hidden H real [] "\\"a\\\\\\n\\t") (declare-output Y real [])'
-    assert (
-        load(f"{VERSION}(declare-network f {text})(assert (<= 1 0))").hidden[0].node == '"a\\\n\t'
-    )
+    hidden = '(declare-hidden H real [] "\\"a\\\\\\n\\t")'
+    text = f"(declare-input X real [2]) {hidden} (declare-output Y real [])"
+    property = load(f"{VERSION}(declare-network f {text})(assert (<= 1 0))")
+    assert property.hidden[0].node == '"a\\\n\t'
 
 
 @pytest.mark.parametrize(
