@@ -73,6 +73,16 @@ def test_gallery_has_every_example():
     assert set(re.findall(r"\]\(images/(\w+)\.png\)", text)) == examples
 
 
+def test_files_that_pages_include_are_there():
+    # A formatter once turned the marker into `--8 < --"..."`, which pages then showed as text.
+    for page in DOCS.rglob("*.md"):
+        for line in page.read_text().splitlines():
+            if line.strip().startswith("--8"):
+                found = re.fullmatch(r'\s*--8<-- "([^"]+)"', line)
+                assert found is not None, f"{page.name}: {line}"
+                assert (ROOT / found[1]).is_file(), f"{page.name}: {line}"
+
+
 def test_pictures_are_there_used_and_small():
     pages = [ROOT / "README.md", *DOCS.glob("*.md")]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)

@@ -78,8 +78,8 @@ LAYERS = [
                    "basics bounding networks reader checker sweeps verify",
                    "numpy"),
     ("cli",        "cli __main__",
-                   "basics core importers checker sweeps verify robust",
-                   "jax numpy rich typer"),
+                   "basics core importers checker reader sweeps verify robust",
+                   "jax numpy onnx rich typer"),
 ]  # fmt: skip
 
 PARTS = {part: modules.split() for part, modules, _, _ in LAYERS}

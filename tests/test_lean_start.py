@@ -13,7 +13,7 @@ import stagecert as sc
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"equinox", "flint", "jax", "jaxlib", "numpy", "onnx", "onnxruntime", "scipy"}
-COMMANDS = ("demo", "inspect", "check", "verify", "robust", "sweep")
+COMMANDS = ("demo", "inspect", "check", "verify", "robust", "sweep", "supports")
 
 
 def python(*arguments, **environment):

@@ -509,4 +509,9 @@ def _steps(call: Call):
 
 
 # Those register their operators as well.
-from benchmarks.fuzz import exact_composed, exact_shapes, exact_unrolled  # noqa: E402, F401
+from benchmarks.fuzz import (  # noqa: E402
+    exact_composed,  # noqa: F401
+    exact_reductions,  # noqa: F401
+    exact_shapes,  # noqa: F401
+    exact_unrolled,  # noqa: F401
+)

@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 from benchmarks.fuzz import (
     patterns,
     recipes_composed,
+    recipes_reductions,
     recipes_shapes,
     recipes_unrolled,
     recipes_windows,
@@ -232,7 +233,7 @@ RECIPES = {
     "Neg": _unary("Neg"), "MatMul": _matmul, "Gemm": _gemm,
     "BatchNormalization": _batch_normalization,
     **recipes_windows.RECIPES, **recipes_shapes.RECIPES, **recipes_composed.RECIPES,
-    **recipes_unrolled.RECIPES,
+    **recipes_unrolled.RECIPES, **recipes_reductions.RECIPES,
     "Relu": _unary("Relu"), "Abs": _unary("Abs"), "Exp": _unary("Exp"),
     "LeakyRelu": _unary("LeakyRelu", alpha=(0.01, 0.0, 1.0, -0.5, 2.0)), "PRelu": _prelu,
     "Elu": _unary("Elu", alpha=(1.0, 0.5, 2.0)), "Celu": _unary("Celu", alpha=(1.0, 0.5, 3.0)),

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.fuzz.graphs import Writer
 
 
-def _away(w: Writer, x: str) -> str:
+def away(w: Writer, x: str) -> str:
     """A value that is positive: for divisors, roots and logarithms."""
     kind = w.draw.choice(("Abs", "Sigmoid", "Relu", "Exp"))
     return w.one("Add", w.one(kind, x), w.scalar_of(abs(w.draw.choice((0.5, 1.0, 3.0)))))
@@ -36,7 +36,7 @@ def product(w: Writer) -> None:
 
 def quotient(w: Writer) -> None:
     x = w.pick()
-    y = _away(w, _partner(w, x))
+    y = away(w, _partner(w, x))
     top = w.scalar() if w.draw.random() < 0.2 else x
     w.emit("Div", [top, y])
 
@@ -50,7 +50,7 @@ def matrix_product(w: Writer) -> None:
 
 def _positive(operator: str):
     def recipe(w: Writer) -> None:
-        w.emit(operator, [_away(w, w.pick())])
+        w.emit(operator, [away(w, w.pick())])
 
     return recipe
 
@@ -64,7 +64,7 @@ def _plain(operator: str):
 
 def _power(w: Writer) -> None:
     x, exponent = w.pick(), w.draw.choice((3, 4, 5, 0.5, -1, -2))
-    w.emit("Pow", [_away(w, x) if exponent < 3 else x, w.scalar_of(exponent)])
+    w.emit("Pow", [away(w, x) if exponent < 3 else x, w.scalar_of(exponent)])
 
 
 def _softmax(operator: str):

@@ -19,6 +19,7 @@ from stagecert_check import (
     operators,  # noqa: F401  (these register themselves)
     properties,
     recurrent,  # noqa: F401
+    stating,
 )
 from stagecert_check.bounds import Facts
 from stagecert_check.branching import Branching, path_of
@@ -85,6 +86,7 @@ def check(
     joining.check_names(several, wanted)
     one: Any = model_path  # unless it names several
     model = model_contents(one) if several is None else joining.joint_contents(several)
+    model, wanted = stating.stated(model, wanted)
     try:
         certificate = Certificate(Path(certificate_path))
         if model.digest != certificate.model:
@@ -125,16 +127,21 @@ class Checker:
         self.branching = Branching(
             self.given, wanted, self.objectives, self._boxes_at_once, _LEAF_NUMBERS_AT_ONCE
         )
-        sizes = [int(np.prod(program.nodes[k].shape)) for k in program.inputs]
-        outputs = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)
-        if wanted.sizes[0] != sum(sizes) or wanted.sizes[1] != outputs:
+        sizes, outputs = (
+            [math.prod(program.nodes[k].shape) for k in places]
+            for places in (program.inputs, program.outputs)
+        )
+        if wanted.sizes[0] != sum(sizes) or wanted.sizes[1] != sum(outputs):
             raise Refused(
                 f"the property has {wanted.sizes[0]} inputs and {wanted.sizes[1]} outputs, the "
-                f"model {sum(sizes)} and {outputs}"
+                f"model {sum(sizes)} and {sum(outputs)}"
             )
-        declared = [tensor.size for tensor in wanted.inputs]
-        if len(declared) > 1 and declared != sizes:
-            raise Refused("the inputs of the property and of the model have different sizes")
+        for what, tensors, there in (
+            ("inputs", wanted.inputs, sizes),
+            ("outputs", wanted.outputs, outputs),
+        ):
+            if len(tensors) > 1 and [tensor.size for tensor in tensors] != there:
+                raise Refused(f"the {what} of the property and of the model have different sizes")
 
     def accepts(
         self, certificate: Certificate, progress: Callable[[int, int], None] | None = None

@@ -52,7 +52,7 @@ def _layer_normalization(call: Call):
     call.get("stash_type")  # in which precision runtimes compute
     if any(call.outputs[1:]):
         raise Refused("is only supported for its first output")
-    made = _normalized(call, x, tuple(range(axis, len(x.shape))))
+    made = normalized(call, x, tuple(range(axis, len(x.shape))))
     bias = np.zeros(()) if call.item(2) is None else call.floats(2)
     if any(np.broadcast_shapes(c.shape, x.shape) != x.shape for c in (scale, bias)):
         raise Refused("has scales or biases of another shape")
@@ -66,12 +66,12 @@ def _instance_normalization(call: Call):
     if len(x.shape) < 3 or scale.shape != (x.shape[1],) or bias.shape != (x.shape[1],):
         raise Refused("needs one scale and bias for each channel")
     shape = (-1, *(1 for _ in x.shape[2:]))
-    made = _normalized(call, x, tuple(range(2, len(x.shape))))
+    made = normalized(call, x, tuple(range(2, len(x.shape))))
     return call.shift(call.scale(made, scale.reshape(shape)), bias.reshape(shape))
 
 
-def _normalized(call: Call, x: Value, axes: tuple[int, ...]) -> Value:
-    """(x - mean) / sqrt(variance + epsilon)."""
+def normalized(call: Call, x: Value, axes: tuple[int, ...], centred: bool = True) -> Value:
+    """(x - mean) / sqrt(variance + epsilon); or with zero for the mean."""
     epsilon = float(call.get("epsilon", float(np.float32(1e-5))))
     if not 0 < epsilon < math.inf:
         raise Refused("needs a positive epsilon")
@@ -82,33 +82,41 @@ def _normalized(call: Call, x: Value, axes: tuple[int, ...]) -> Value:
     def mean(v: Value) -> Value:
         return call.scale(call.apply(linear.Reduce(axes, x.shape), v, shape=kept), share)
 
-    centre = call.broadcast(mean(x), x.shape)
-    centred = call.apply(linear.Sum((1, -1)), x, centre, shape=x.shape)
-    variance = mean(call.activate(activation_of("square"), centred))
+    if centred:
+        centre = call.broadcast(mean(x), x.shape)
+        x = call.apply(linear.Sum((1, -1)), x, centre, shape=x.shape)
+    variance = mean(call.activate(activation_of("square"), x))
     deviation = call.activate(activation_of("sqrt"), call.shift(variance, np.array(epsilon)))
     inverse = call.activate(activation_of("reciprocal"), deviation)
-    made = patterns.product(call, centred, inverse)
-    if count == 1:
+    made = patterns.product(call, x, inverse)
+    # Of n numbers, one is at most sqrt(n) times the root of their mean square; of numbers that add
+    # up to zero, at most sqrt(n - 1) times that. Bounds may be beyond: clip changes these only.
+    square = count - 1 if centred else count
+    if square == 0:
         return made
-    # Of numbers that add up to zero, one is at most sqrt(n - 1) times their deviation. Bounds may
-    # be beyond that: clip changes these only.
-    reach = float(np.nextafter(np.float32(math.sqrt(count - 1)), np.float32(np.inf)))
-    if not arb(reach) ** 2 >= count - 1:
+    reach = float(np.nextafter(np.float32(math.sqrt(square)), np.float32(np.inf)))
+    if not arb(reach) ** 2 >= square:
         raise Refused("normalises too many entries")
     return call.activate(activation_of("clip", low=-reach, high=reach), made)
 
 
-@handles("ReduceL1", "ReduceL2", "ReduceSumSquare")
+@handles("ReduceL1", "ReduceL2", "ReduceSumSquare", "GlobalLpPool")
 def _norm(call: Call):
-    x = call.value()
-    axes, keep = call.reduced(len(x.shape))
-    total = call.activate(activation_of("abs" if call.operator == "ReduceL1" else "square"), x)
+    x, kind = call.value(), call.operator
+    if kind == "GlobalLpPool":
+        axes, keep = tuple(range(2, len(x.shape))), 1
+        kind = f"ReduceL{call.get('p', 2)}"
+        if kind not in ("ReduceL1", "ReduceL2"):
+            raise Refused("is only supported with p 1 or 2")
+    else:
+        axes, keep = call.reduced(len(x.shape))
+    total = call.activate(activation_of("abs" if kind == "ReduceL1" else "square"), x)
     if axes:
         kept = tuple(1 if k in axes else n for k, n in enumerate(x.shape))
         total = call.apply(linear.Reduce(axes, x.shape), total, shape=kept)
         shape = kept if keep else tuple(n for k, n in enumerate(x.shape) if k not in axes)
         total = call.move(lambda a: a.reshape(shape), total)
-    if call.operator != "ReduceL2":
+    if kind != "ReduceL2":
         return total
     # A sum of squares is not negative, but bounds on it may be: relu changes these only.
     total = call.activate(activation_of("relu"), total)

@@ -18,6 +18,7 @@ from stagecert_check import (
     linear,
     moves,  # noqa: F401
     patterns,
+    reductions,  # noqa: F401
     windows,  # noqa: F401
 )
 from stagecert_check.constants import balls, gemm, larger, settled
@@ -278,6 +279,8 @@ def _log(call: Call):
 
 @handles("Pow")
 def _pow(call: Call):
+    if isinstance(call.item(1), Value):
+        return _exponential(call, call.floats(0), call.value(1))
     x, exponent = call.value(), call.constant(1)
     if np.broadcast_shapes(x.shape, exponent.shape) != x.shape:
         raise Refused("is not supported where the exponent has more axes than the base")
@@ -288,6 +291,8 @@ def _pow(call: Call):
 
 def _raised(call: Call, x: Value, exponent: float) -> Value:
     """x to the power of a number."""
+    if exponent == 0:  # one everywhere, also at zero
+        return call.shift(call.scale(x, np.zeros(())), np.ones(()))
     if exponent == 1:
         return x
     if exponent == 2:
@@ -297,6 +302,15 @@ def _raised(call: Call, x: Value, exponent: float) -> Value:
     if exponent < 0:
         return call.activate(activation_of("reciprocal"), _raised(call, x, -exponent))
     return call.activate(activation_of("power", exponent=exponent), x)
+
+
+def _exponential(call: Call, base: np.ndarray, x: Value) -> Value:
+    """base ** x = exp(x * log(base))."""
+    numbers = balls(base)
+    if any(not ball > 0 for ball in numbers.flat):
+        raise Refused("needs a base that is positive")
+    logarithm: Any = np.frompyfunc(arb.log, 1, 1)
+    return call.activate(activation_of("exp"), call.scale(x, settled(logarithm(numbers))))
 
 
 @handles("Clip")

@@ -154,6 +154,49 @@ COMPOSED = [
         "Resize", x, "", "", m.constant([1, 2, 21, 24]))),
 ]  # fmt: skip
 
+REDUCTIONS = [
+    Entry("reduce log sum exp", _one("ReduceLogSumExp", [1, 3]), slack=1e-11),
+    Entry("reduce log sum exp 17", _one("ReduceLogSumExp", axes=[2], keepdims=0), opset=17,
+          slack=1e-11),
+    Entry("reduce log sum exp of one", _one("ReduceLogSumExp", [0])),
+    Entry("reduce log sum", lambda m, x: m.node(
+        "ReduceLogSum", _away(m, x), m.constant([1, 2]), keepdims=0), slack=1e-11),
+    Entry("reduce prod", _one("ReduceProd", [3], keepdims=0), slack=1e-10),
+    Entry("reduce prod of two axes", _one("ReduceProd", [1, 2]), (1, 2, 3, 2), slack=1e-10),
+    Entry("cumulative sum", _one("CumSum", 2)),
+    Entry("cumulative sum, exclusive", _one("CumSum", -1, exclusive=1)),
+    Entry("cumulative sum, reverse", _one("CumSum", 0, reverse=1, exclusive=1), (5,)),
+    Entry("local response", _one("LRN", size=3, alpha=0.5, beta=0.75, bias=2.0), (1, 5, 2, 2),
+          slack=1e-10),
+    Entry("local response of few", _one("LRN", size=5, alpha=0.1), (1, 3, 2, 1), slack=1e-10),
+    Entry("unit length", lambda m, x: m.node("LpNormalization", _away(m, x), axis=1), slack=1e-9),
+    Entry("unit length by l1", lambda m, x: m.node("LpNormalization", _away(m, x), p=1),
+          slack=1e-9),
+    Entry("root mean square", lambda m, x: m.node(
+        "RMSNormalization", x, m.weights(6), epsilon=0.1), opset=23, slack=1e-9),
+    Entry("root mean square of two axes", lambda m, x: m.node(
+        "RMSNormalization", x, m.weights(7, 6), axis=2), opset=23, slack=1e-9),
+    Entry("groups", lambda m, x: m.node(
+        "GroupNormalization", x, m.weights(4), m.weights(4), num_groups=2, epsilon=0.1),
+        (1, 4, 3, 2), 21, slack=1e-9),
+    Entry("groups 18", lambda m, x: m.node(
+        "GroupNormalization", x, m.weights(2), m.weights(2), num_groups=2, epsilon=0.1),
+        (1, 4, 3), 18, slack=1e-9, runtime=False),
+    Entry("global lp pool", _one("GlobalLpPool"), slack=1e-11),
+    Entry("global lp pool, l1", _one("GlobalLpPool", p=1)),
+    Entry("depth to space", _one("DepthToSpace", blocksize=2), (1, 8, 2, 3)),
+    Entry("depth to space, columns first", _one("DepthToSpace", blocksize=2, mode="CRD"),
+          (1, 8, 2, 3)),
+    Entry("space to depth", _one("SpaceToDepth", blocksize=2), (1, 3, 4, 6)),
+    Entry("triangle", _one("Trilu")),
+    Entry("lower triangle", _one("Trilu", -1, upper=0)),
+    Entry("elements", _one("GatherElements", [[1, 0, -1], [2, 2, 0]], axis=1), (2, 3)),
+    Entry("gathered places", _one("GatherND", [[0, 1], [0, -1]]), (1, 2, 3)),
+    Entry("gathered places of batches", _one("GatherND", [[[1]], [[0]]], batch_dims=1), (2, 3, 2)),
+    Entry("power of zero", _one("Pow", 0.0)),
+    Entry("power of a number", lambda m, x: m.node("Pow", m.constant(2.0), x), slack=1e-10),
+]  # fmt: skip
+
 UNROLLED = [
     Entry("einsum", lambda m, x: m.node("Einsum", x, m.weights(6, 4), equation="abcd,de->aceb")),
     Entry("einsum of variables", lambda m, x: m.node(
@@ -498,7 +541,8 @@ WIDER = [
 ]  # fmt: skip
 
 READ = [
-    *LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *UNROLLED, *BRANCHES, *CONSTANTS,
+    *LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *REDUCTIONS, *UNROLLED, *BRANCHES,
+    *CONSTANTS,
     *OLD,
 ]  # fmt: skip
 
@@ -519,9 +563,14 @@ REFUSED = [
     Entry("by zero", _one("Div", 0.0)),
     Entry("pow 13", _one("Pow", 13.0)),
     Entry("pow 1.5", _one("Pow", 1.5)),
-    Entry("pow 0", _one("Pow", 0.0)),
     Entry("pow of several", _one("Pow", [1.0, 2.0, 3.0, 1.0, 2.0, 3.0])),
-    Entry("exponents that vary", lambda m, x: m.node("Pow", m.constant(2.0), x)),
+    Entry("power of a negative number", lambda m, x: m.node("Pow", m.constant(-2.0), x)),
+    Entry("power of variables", lambda m, x: m.node("Pow", _away(m, x), x)),
+    Entry("product of very many", _one("ReduceProd", [2, 3])),
+    Entry("local response, even", _one("LRN", size=2), (1, 5, 2)),
+    Entry("unit length by l3", _one("LpNormalization", p=3)),
+    Entry("indices that are not there", _one("GatherElements", [[1, 3]], axis=1), (2, 3)),
+    Entry("blocks that do not fit", _one("DepthToSpace", blocksize=3), (1, 8, 2, 3)),
     Entry("product of no shapes", lambda m, x: m.node("MatMul", x, x)),
     Entry("unknown attribute", _one("Relu", wrong=1)),
     Entry("not a number", _one("Add", [np.nan])),

@@ -1,5 +1,7 @@
 """The checker reads what the search reads, and refuses what it refuses."""
 
+import numpy as np
+import onnxruntime
 import pytest
 import rigor_catalogue as catalogue
 
@@ -37,3 +39,15 @@ def test_both_read_or_both_refuse(entry):
             outcomes.append("read")
     assert (outcomes[0] == "read") == (outcomes[1] == "read"), outcomes
     assert (outcomes[0] == "read") == (entry in catalogue.READ)
+
+
+@pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in catalogue.REDUCTIONS])
+def test_the_importer_computes_what_runtimes_do(entry):
+    model = entry.model()
+    network = importer.load(model.SerializeToString())
+    points = np.random.default_rng(0).normal(size=(3, *entry.shape)).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for x in points if entry.runtime else ():
+        (found,) = session.run(None, {"x": x})
+        (value,) = network.run(x)
+        np.testing.assert_allclose(np.asarray(value), found, rtol=1e-4, atol=1e-5)

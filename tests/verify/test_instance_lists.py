@@ -138,3 +138,16 @@ def test_names_of_lists(tmp_path):
     assert len({i.set for i in read_lists([one, two, three])}) == 3
     with pytest.raises(ProblemError, match="is given twice"):
         read_lists([one, one])
+
+
+def test_a_folder_that_the_set_lacks(tmp_path):
+    # monotonic_acasxu says onnx/original/X.onnx; the file is onnx/X.onnx.gz.
+    for place in ("onnx/f.onnx.gz", "onnx/a/g.onnx", "onnx/b/g.onnx", "h.onnx"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(b"")
+    lines = "".join(f"onnx/original/{name}.onnx,p.vnnlib,5\n" for name in "fgh")
+    f, g, h = read_lists([written(tmp_path, lines)])
+    assert f.model_path == tmp_path / "onnx" / "f.onnx.gz"
+    # Two of that name, or one that is elsewhere: it is missing, and is said to be.
+    assert g.model_path == tmp_path / "onnx" / "original" / "g.onnx"
+    assert h.model_path == tmp_path / "onnx" / "original" / "h.onnx"

@@ -41,6 +41,15 @@ BODIES = {
                       "  n = LayerNormalization <epsilon = 0.5> (h, w1)"
                       "  y = Slice(n, zero, one, one)",
                       lambda h: (h[0] - h.mean(axis=0)) / np.sqrt(h.var(axis=0) + 0.5)),
+    "logarithm of a sum": ("y = ReduceLogSumExp <axes = [1]> (h)",
+                           lambda h: np.log(np.exp(h).sum(axis=0))),
+    "product of three": ("p = Add(h, half)  y = ReduceProd <axes = [1]> (p)",
+                         lambda h: (h + 0.5).prod(axis=0)),
+    "unit length": ("p = Add(h, half)  u = LpNormalization(p)  s = CumSum(u, one)"
+                    "  y = Slice(s, one, two, one)",
+                    lambda h: (h[0] + h[1] + 1) / np.linalg.norm(h + 0.5, axis=0)),
+    "powers of two": ("base = Constant <value_float = 2.0> ()  p = Pow(base, b)  y = Sub(a, p)",
+                      lambda h: h[0] - 2.0 ** h[1]),
 }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Properties of several networks: one joint model, in the search and in the checker."""
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
@@ -59,6 +61,36 @@ def test_a_counterexample_of_two_networks(tmp_path):
     found = verify([("f", one), ("g", other)], _text("(isomorphic-to f)"), 120)
     assert found.answer == "sat"
     assert found.counterexample is not None
+
+
+@pytest.mark.slow
+def test_a_network_and_one_with_other_weights_stay_close(tmp_path):
+    # Both have a range of 0.5 on the box, five times what is claimed: neither alone proves it, nor
+    # do both without the rows that say that their inputs are the same.
+    rng = np.random.default_rng(3)
+    sizes = (3, 16, 16, 1)
+    f = [
+        (rng.normal(size=(m, n)) / n**0.5, 0.1 * rng.normal(size=m))
+        for n, m in itertools.pairwise(sizes)
+    ]
+    g = [(w + 0.01 * rng.normal(size=w.shape), b) for w, b in f]
+    pairs = [("f", _files(tmp_path, f)), ("g", _files(tmp_path, g))]
+    x = rng.uniform(-0.5, 0.5, (2000, 3))
+    run = [OpenModel(path).session.run(x) for _, path in pairs]
+    assert min(map(np.ptp, run)) > 0.45
+    assert 0.02 < np.abs(run[0] - run[1]).max() < 0.05
+    box = " ".join(
+        f"(>= X_{name}[0,{i}] -0.5) (<= X_{name}[0,{i}] 0.5)" for name in "fg" for i in range(3)
+    )
+    text = f"""(vnnlib-version <2.0>)
+    (declare-network f (declare-input X_f real [1,3]) (declare-output Y_f real [1,1]))
+    (declare-network g (isomorphic-to f)
+        (declare-input X_g real [1,3]) (declare-output Y_g real [1,1]))
+    (assert (and {box} {" ".join(f"(== X_f[0,{i}] X_g[0,{i}])" for i in range(3))}))
+    (assert (or (> Y_g[0,0] (+ Y_f[0,0] BY)) (< Y_g[0,0] (- Y_f[0,0] BY))))"""
+    found = verify(pairs, text.replace("BY", "0.1"), 120)
+    assert (found.answer, found.checked) == ("unsat", True)
+    assert verify(pairs, text.replace("BY", "0.02"), 120).answer == "sat"
 
 
 def test_networks_must_be_those_of_the_property(tmp_path):

@@ -16,6 +16,7 @@ from stagecert.cli.demo import demo
 from stagecert.cli.engine import with_address
 from stagecert.cli.inspect import inspect
 from stagecert.cli.robust import robust
+from stagecert.cli.supports import supports
 from stagecert.cli.sweep import sweep
 from stagecert.cli.verify import verify
 
@@ -31,6 +32,7 @@ app.command()(check)
 app.command()(verify)
 app.command()(robust)
 app.command()(sweep)
+app.command(context_settings={"ignore_unknown_options": True})(supports)
 
 
 def _version(wanted: bool) -> None:
@@ -39,11 +41,20 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _name(wanted: bool) -> None:
+    if wanted:
+        print("stagecert")
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+    name: Annotated[
+        bool, typer.Option("--name", callback=_name, is_eager=True, help="Print the name.")
     ] = False,
 ) -> None:
     """Proves properties of neural networks, and solves stagewise convex problems.

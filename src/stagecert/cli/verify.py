@@ -27,10 +27,23 @@ def verify(
     model: Annotated[
         Path,
         typer.Argument(
-            help="An ONNX file, .onnx or .onnx.gz, or \"[('f', 'f.onnx'), ('g', 'g.onnx')]\"."
+            help="An ONNX file, .onnx or .onnx.gz, or \"[('f', 'f.onnx'), ('g', 'g.onnx')]\"; "
+            "with --network, the property instead."
         ),
     ],
-    property: Annotated[Path, typer.Argument(help="A VNN-LIB file, .vnnlib or .vnnlib.gz.")],
+    property: Annotated[
+        Path | None, typer.Argument(help="A VNN-LIB file, .vnnlib or .vnnlib.gz.")
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FILE, the ONNX file of a network of the property; once for each."),
+    ] = None,
+    serialise_assignments: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --network: write a counterexample to this folder, as TensorProtos."
+        ),
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds, the program's start included; none by default.")
     ] = None,
@@ -66,11 +79,21 @@ def verify(
     written, and 5 if the answer is unknown because the checker rejects the proof. Ctrl-C and
     SIGTERM end the work with what is known by then; with --resume FILE the same command goes on
     from there, and the file is removed once there is an answer.
+
+    `verify QUERY --network f=f.onnx` is the form of the VNN-LIB standard: a counterexample follows
+    as it has it, and timeout is spelt timed-out.
     """
     begin = time.monotonic() - _age()
     outcome = _Outcome(result, certificate, as_json, quiet)
     if timeout is not None and not timeout > 0:
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
+    if (property is None) != bool(network):
+        outcome.fail(
+            "Give a model and a property, or a property and --network NAME=FILE.", BAD_INPUT
+        )
+    if serialise_assignments is not None and not network:
+        outcome.fail("--serialise-assignments needs --network NAME=FILE.", BAD_INPUT)
+    outcome.standard, outcome.folder = bool(network), serialise_assignments
     if certificate is not None and unchecked:
         outcome.fail("A certificate is a checked proof: --unchecked makes none.", BAD_INPUT)
     for path in (result, certificate, resume):
@@ -85,16 +108,25 @@ def verify(
     watcher = Watcher(deadline, outcome)
     watcher.start()
     try:
+        from stagecert.cli import standard
         from stagecert.verify.verify import Verification
+        from stagecert_check.properties import load
 
         set_up_jax()
+        source: Any = model
+        query: Any = property
+        if network:
+            outcome.query = query = load(model)
+            source = standard.networks(network, query)
+            if warning := standard.types_that_are_not_real(query):
+                say(warning)
         progress = None
         if not quiet:
             progress = outcome.progress()
             announce(outcome.compiling)
         work = Verification(
-            model,
-            property,
+            source,
+            query,
             _left(timeout, begin, resume),
             check=not unchecked,
             seed=seed,
@@ -129,6 +161,8 @@ class _Outcome(Ending):
         super().__init__()
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
+        self.standard, self.folder = False, None  # the form of the VNN-LIB standard
+        self.query: Any = None
         self.missing = certificate  # what an `unsat` still owes
         self._show: Callable[[str], None] | None = None
         self._drawn = self._told = False
@@ -165,10 +199,10 @@ class _Outcome(Ending):
         if self.as_json:
             say(json.dumps(verdict.to_dict()), to_stdout=True)
         elif self.quiet:
-            say(verdict.answer, to_stdout=True)
+            say(self._word(verdict.answer), to_stdout=True)
         else:
             # The summary follows the answer: a counterexample can fill many screens.
-            say(verdict.answer, to_stdout=True)
+            say(self._word(verdict.answer), to_stdout=True)
             say(
                 f"{verdict.reason} {sum(c.refuted for c in verdict.cases)} of "
                 f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s"
@@ -179,8 +213,10 @@ class _Outcome(Ending):
                 there = self.work.resume.exists()
                 say(f"The search is in {self.work.resume}: the same command goes on with it."
                     if there else "There was no search to write down yet.")  # fmt: skip
-            if verdict.counterexample is not None:
-                say(_shown(verdict.counterexample), to_stdout=True)
+            if verdict.counterexample is not None and self.folder is None:
+                say(self._shown(verdict.counterexample), to_stdout=True)
+        if verdict.counterexample is not None and self.folder is not None:
+            self._serialise(verdict.counterexample)
         if verdict.answer == "unsat" and not verdict.checked:
             say("Warning: this answer rests on the search alone; its proof was not checked.")
         if verdict.rejected:
@@ -236,9 +272,27 @@ class _Outcome(Ending):
     def lost(self, answer: str, reason: str, code: int | None = None) -> NoReturn:
         """The answer where the process that did the work has none; see `stagecert.cli.guard`."""
         say(reason)
-        said = json.dumps({"answer": answer, "reason": reason}) if self.as_json else answer
-        say(said, to_stdout=True)
+        said = json.dumps({"answer": answer, "reason": reason}) if self.as_json else None
+        say(said or self._word(answer), to_stdout=True)
         self._end(UNDECIDED if code is None else code, answer)
+
+    def _word(self, answer: str) -> str:
+        return "timed-out" if self.standard and answer == "timeout" else answer
+
+    def _shown(self, counterexample) -> str:
+        if not self.standard:
+            return _shown(counterexample)
+        from stagecert.cli import standard
+
+        return standard.assignment(self.query, counterexample)
+
+    def _serialise(self, counterexample) -> None:
+        from stagecert.cli import standard
+
+        try:
+            standard.serialise(self.query, counterexample, self.folder)  # type: ignore
+        except OSError as error:
+            say(f"{self.folder} cannot be written: {error}")
 
     def _end(self, code: int, text: str) -> NoReturn:
         if self.result is not None:

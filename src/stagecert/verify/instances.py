@@ -65,7 +65,8 @@ def read_lists(
 
     Lists are CSV files with the columns model, property, timeout and, if answers are known,
     expected. A heading (with VNN-COMP's names onnx and vnnlib, too) may put them in another order.
-    Blank lines and those that begin with # are skipped. Files are looked for in the list's folder.
+    Blank lines and those that begin with # are skipped. Files are looked for in the list's folder,
+    packed ones too; `onnx/a/f.onnx` that is not there may be the only `f.onnx` below `onnx`.
 
     Args:
         paths: the lists.
@@ -183,17 +184,17 @@ def _instance(
     from stagecert_check import joining
 
     several = joining.named(row["model"])
-    model_path: Path | tuple[tuple[str, Path], ...] = Path(row["model"])
+    model_path: Path | tuple[tuple[str, Path], ...]
     if several is None:
-        model_path = _there(path.parent / model_path)
+        model_path = _there(path.parent, row["model"])
     else:
-        model_path = tuple((name, _there(path.parent / file)) for name, file in several)
+        model_path = tuple((name, _there(path.parent, file)) for name, file in several)
     return Instance(
         set=name,
         model=row["model"],
         property=row["property"],
         model_path=model_path,
-        property_path=_there(path.parent / row["property"]),
+        property_path=_there(path.parent, row["property"]),
         timeout=timeout,
         expected=_expected(where, row) if "expected" in row else None,
     )
@@ -209,11 +210,24 @@ def _expected(where: str, row: dict[str, Any]) -> str:
     return answer
 
 
-def _there(path: Path) -> Path:
+def _there(folder: Path, file: str | Path) -> Path:
+    """Where a file is that a list in this folder names.
+
+    As it is named, or packed. If there is neither: the only file of that name, packed or not, below
+    the first folder that is named, because published lists can name folders that the set lacks.
+    """
     # Workers may have another working directory.
-    path = Path(os.path.abspath(path))
-    packed = path.with_name(path.name + ".gz")
-    return packed if not path.exists() and packed.exists() else path
+    root = Path(os.path.abspath(folder))
+    path = Path(os.path.abspath(root / file))
+    names = (path.name, path.name + ".gz")
+    for name in names:
+        if path.with_name(name).exists():
+            return path.with_name(name)
+    if not path.is_relative_to(root):
+        return path
+    first = root / path.relative_to(root).parts[0]
+    others = [one for one in first.rglob("*") if one.name in names]
+    return others[0] if len(others) == 1 else path
 
 
 def _identity(path: Path, row: dict[str, str]) -> tuple[str, str]:

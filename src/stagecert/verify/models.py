@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from stagecert import networks
-from stagecert.verify.contents import contents_of
+from stagecert.verify.contents import bytes_of, contents_of
 from stagecert.verify.logits import without_softmax
 from stagecert.verify.runtime import RUNTIME, Session
-from stagecert_check import external, graph, joining
+from stagecert_check import external, graph, joining, stating
 from stagecert_check.numbers import Arithmetic
+from stagecert_check.properties import Property
 
 
 class OpenModel:
@@ -42,6 +43,15 @@ class OpenModel:
             self.dropped, self.source = shorter
             self.contents = external.Model(self.source)
         self.network = networks.load(self.source)
+
+    def stating(self, property: Property) -> tuple["OpenModel", Property]:
+        """The model and the property in terms of inputs and outputs alone; see `stating`."""
+        contents, wanted = stating.stated(self.contents, property)
+        if contents is self.contents:
+            return self, property
+        larger = OpenModel(bytes_of(contents))
+        larger.several, larger.contents = self.several, contents
+        return larger, wanted
 
     @cached_property
     def session(self) -> Session:

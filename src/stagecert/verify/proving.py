@@ -169,6 +169,7 @@ def proof_of(model, property, found: Refutation | None = None, *, memory: float 
 
     model = opened(model)
     wanted = property if isinstance(property, Property) else properties.load(property)
+    model, wanted = model.stating(wanted)
     with np.errstate(all="ignore"), jax.default_device(_cpu()):
         return _proof(_checker(model, wanted), model, found, memory, None, lambda: False)
 

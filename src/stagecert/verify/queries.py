@@ -83,7 +83,7 @@ def groups_of(network: Network, property: Property) -> tuple[Network, tuple[Grou
         for inputs, cases in property.groups
     ]
     if any(row.hidden for _, _, of_cases in sets for rows in of_cases for row in rows):
-        raise ProblemError("The property constrains hidden values, which is not supported.")
+        raise ProblemError("Rows on hidden values have to be stated first: `OpenModel.stating`.")
     mixed = any(row.inputs for _, _, of_cases in sets for rows in of_cases for row in rows)
     outputs = network.output_size
     if mixed:
@@ -162,6 +162,15 @@ def _check_fit(network: Network, property: Property) -> None:
         if declared != there:
             raise ProblemError(
                 f"The property declares {declared} {what}, but the network has {there}."
+            )
+    for what, tensors, sizes in (
+        ("inputs", property.inputs, list(input_sizes(network))),
+        ("outputs", property.outputs, [math.prod(shape) for shape in network.output_shapes]),
+    ):
+        if len(tensors) > 1 and [tensor.size for tensor in tensors] != sizes:
+            raise ProblemError(
+                f"The {what} of the property have the sizes {[one.size for one in tensors]}, those "
+                f"of the network {sizes}."
             )
 
 

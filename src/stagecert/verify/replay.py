@@ -1,12 +1,13 @@
 """Counterexamples count only once ONNX Runtime, on the original model, confirms them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 
 from stagecert.verify.runtime import Session
 from stagecert_check.properties import Case, InputSet, Property
+from stagecert_check.properties.model import with_products
 
 # How far outside its box an input may lie, relative where it is larger than one, and only if the
 # box holds no float32 at all in some coordinate.
@@ -21,12 +22,14 @@ class Counterexample:
         inputs, outputs: float32, flattened and joined in the order of the property.
         case: which case of the property they belong to.
         tolerance: how far inputs may lie outside the box: zero unless the box holds no float32.
+        hidden: the hidden values, if the property has rows on any.
     """
 
     inputs: np.ndarray
     outputs: np.ndarray
     case: int
     tolerance: float
+    hidden: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def text(self) -> str:
         """The counterexample as VNN-COMP writes it: ((X_0 v) ... (Y_0 v) ...)."""
@@ -65,14 +68,18 @@ class Replay:
             return None
         exact_x = [Fraction(float(v)) for v in x]
         exact_y = [Fraction(float(v)) for v in y]
-        if not all(row.holds(exact_x, exact_y, ()) for row in what.outputs):
+        # Hidden values follow the outputs. So do products, which are computed anew, exactly.
+        _, own, hidden = self.property.sizes
+        exact_y, rest = exact_y[:own], exact_y[own : own + hidden]
+        rest = with_products(self.property.products, (exact_x, exact_y, rest))
+        if not all(row.holds(exact_x, exact_y, rest) for row in what.outputs):
             return None
         slack = Fraction(box.tolerance)
         if not all(row.holds(exact_x, (), (), slack) for row in what.inputs.rows):
             return None
         if not box.holds(exact_x):
             return None
-        return Counterexample(x, y, case, box.tolerance)
+        return Counterexample(x, y[:own], case, box.tolerance, y[own : own + hidden])
 
 
 class Float32Box:

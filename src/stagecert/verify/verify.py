@@ -143,7 +143,7 @@ class Verification:
         self.draw_long = np.random.default_rng([seed, 1])
         if not isinstance(property, properties.Property):
             property = properties.load(property)
-        self.property = property
+        self.property = self.stated = property
         self.model = model
         self.opened: OpenModel | None = None
         self.groups: tuple[Group, ...] = ()
@@ -167,10 +167,11 @@ class Verification:
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
         self.say("reading the model")
-        self.opened = model = opened(self.model)
+        model = opened(self.model)
         joining.check_names(model.several, self.property)
+        self.opened, self.stated = model, _ = model.stating(self.property)
         check_memory(model.network, self.memory)
-        self.network, self.groups = groups_of(model.network, self.property)
+        self.network, self.groups = groups_of(model.network, self.stated)
         self.ladder = Ladder(self.network, self.memory, self._left, self.say)
         self.states = [
             _State(
@@ -241,7 +242,7 @@ class Verification:
         found = Refutation(self.network, self.groups, self.rows, tree, branches, self.planes)
         try:
             self.certified = certify(
-                model, self.property, found, memory=self.memory, progress=self.say, stop=self._late
+                model, self.stated, found, memory=self.memory, progress=self.say, stop=self._late
             )
         except OutOfTime:
             return self.so_far(*self._ended)
@@ -573,7 +574,7 @@ class Verification:
         """Whether there can be a tree: the checker understands the model, and rows have limits."""
         assert self.opened is not None
         try:
-            checker = Checker(self.opened.program, self.property)
+            checker = Checker(self.opened.program, self.stated)
         except Refused:
             return False
         self.complete = Complete(checker, self.groups, memory=self.memory, keep=self.check)

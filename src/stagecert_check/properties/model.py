@@ -11,6 +11,9 @@ import numpy as np
 
 from stagecert_check.properties.errors import PropertyError
 
+# A variable is one integer: its kind in the high bits, its flat index in the low ones.
+KIND = 1 << 40
+
 Terms = tuple[tuple[int, Fraction], ...]
 
 
@@ -62,7 +65,8 @@ class Network:
 class Row:
     """One linear constraint: inputs·x + outputs·y + hidden·h <= bound, or < where `strict`.
 
-    Each side holds pairs (index, coefficient), with indices into the flattened vectors.
+    Each side holds pairs (index, coefficient), with indices into the flattened vectors. Products of
+    variables follow the hidden values, in the order of `Property.products`.
     """
 
     inputs: Terms
@@ -125,6 +129,7 @@ class Case:
     inputs: InputSet
     outputs: tuple[Row, ...]
     sizes: tuple[int, int, int]
+    products: tuple[tuple[int, int], ...] = ()
 
     @property
     def input_lower(self) -> np.ndarray:
@@ -152,7 +157,7 @@ class Case:
         return self.inputs.rows
 
     def dense_outputs(self) -> Dense:
-        """The output rows as exact dense arrays. Rows on hidden values have no such form."""
+        """The output rows as exact dense arrays, unless they are on hidden values or products."""
         return _dense(self.outputs, self.sizes)
 
     def dense_inputs(self) -> Dense:
@@ -166,7 +171,7 @@ class Case:
         number it holds. `tolerance` relaxes every constraint by that amount. A point with an
         infinity or a NaN is no counterexample.
         """
-        point = _point(x, y, hidden, self.sizes, needs_hidden(self.outputs))
+        point = _point((x, y, hidden), self.sizes, self.products, self.outputs)
         relaxed = _tolerance(tolerance)
         if point is None:
             return False
@@ -183,7 +188,8 @@ class Property:
     The property holds if no case has a point. `dropped` counts the cases that cannot have one,
     and `notes` says why. With several networks, the inputs (and the outputs, and the hidden
     values) of all of them follow one another in the order of their declarations. `digest` is the
-    SHA-256 of what the file holds, unpacked.
+    SHA-256 of what the file holds, unpacked. `products` are pairs of variables: i is an input,
+    `KIND` + i an output, 2 `KIND` + i a hidden value or, after those, an earlier product.
     """
 
     source: str
@@ -193,6 +199,7 @@ class Property:
     dropped: int = 0
     notes: tuple[str, ...] = ()
     digest: str = ""
+    products: tuple[tuple[int, int], ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -238,8 +245,8 @@ class Property:
 
     def counterexample(self, x: Any, y: Any, tolerance: Any = 0, hidden: Any = None) -> bool:
         """Whether inputs `x` and outputs `y` belong to any case; see `Case.counterexample`."""
-        asks = any(needs_hidden(case.outputs) for case in self.cases)
-        point = _point(x, y, hidden, self.sizes, asks)
+        rows = [row for case in self.cases for row in case.outputs]
+        point = _point((x, y, hidden), self.sizes, self.products, rows)
         relaxed = _tolerance(tolerance)
         if point is None:
             return False
@@ -264,13 +271,15 @@ def entry_name(tensors: Sequence[Tensor], index: int, version: str) -> str:
 
 
 def needs_hidden(rows: Sequence[Row]) -> bool:
-    """Whether any of the rows mentions a hidden value."""
+    """Whether any of the rows mentions a hidden value or a product."""
     return any(row.hidden for row in rows)
 
 
 def _dense(rows: Sequence[Row], sizes: tuple[int, int, int]) -> Dense:
     if needs_hidden(rows):
-        raise PropertyError("Rows on hidden values have no dense form over inputs and outputs.")
+        raise PropertyError(
+            "Rows on hidden values or products have no dense form over inputs and outputs."
+        )
 
     def matrix(kind: int):
         chosen = [(row.inputs, row.outputs)[kind] for row in rows]
@@ -301,16 +310,33 @@ class _Point(NamedTuple):
 
 
 def _point(
-    x: Any, y: Any, hidden: Any, sizes: tuple[int, int, int], asks_hidden: bool
+    values: tuple[Any, Any, Any],
+    sizes: tuple[int, int, int],
+    products: tuple[tuple[int, int], ...],
+    rows: Sequence[Row],
 ) -> _Point | None:
-    """The exact vectors of a point, or None if an entry is not finite."""
-    if hidden is None and asks_hidden:
+    """The exact vectors of a point (x, y, hidden), or None if an entry is not finite."""
+    x, y, hidden = values
+    if hidden is None and any(index < sizes[2] for row in rows for index, _ in row.hidden):
         raise PropertyError("The property constrains hidden values; give them as `hidden`.")
     exact_x, exact_y = _exact(x, sizes[0], "x"), _exact(y, sizes[1], "y")
     exact_hidden = [] if hidden is None else _exact(hidden, sizes[2], "hidden")
     if exact_x is None or exact_y is None or exact_hidden is None:
         return None
-    return _Point(exact_x, exact_y, exact_hidden)
+    exact_hidden += [Fraction(0)] * (sizes[2] - len(exact_hidden))  # which no row mentions
+    return _Point(exact_x, exact_y, with_products(products, (exact_x, exact_y, exact_hidden)))
+
+
+def with_products(
+    products: Sequence[tuple[int, int]], values: tuple[list[Fraction], ...]
+) -> list[Fraction]:
+    """The hidden values, followed by the products, of exact vectors (x, y, hidden)."""
+    hidden = list(values[2])
+    known = values[0], values[1], hidden
+    for pair in products:
+        one, other = (known[variable // KIND][variable % KIND] for variable in pair)
+        hidden.append(one * other)
+    return hidden
 
 
 def _exact(values: Any, size: int, name: str) -> list[Fraction] | None:

@@ -1,6 +1,7 @@
 """Turns the assertions of a file into cases: input sets with conjunctions of output rows."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -41,7 +42,8 @@ def ceil64(value: Fraction) -> float:
 
 def normalise(parsed: Parsed, source: str, max_cases: int) -> Property:
     """The property, with every case that has a point in its box."""
-    shell = Property(source, parsed.version, tuple(parsed.networks), ())
+    products = tuple(parsed.products)
+    shell = Property(source, parsed.version, tuple(parsed.networks), (), products=products)
     budget = parsed.budget
     # Disjunctions over inputs alone are multiplied out apart from the others, so that all cases
     # with the same inputs share one input set.
@@ -72,7 +74,7 @@ def normalise(parsed: Parsed, source: str, max_cases: int) -> Property:
             found = sets.get(box + own)
             why = f"has no input: {found}" if isinstance(found, str) else contradiction
             if isinstance(found, InputSet) and not why:
-                cases.append(Case(found, outputs, shell.sizes))
+                cases.append(Case(found, outputs, shell.sizes, products))
                 continue
             dropped += 1
             if len(notes) < MAX_NOTES:
@@ -81,9 +83,8 @@ def normalise(parsed: Parsed, source: str, max_cases: int) -> Property:
         notes.append(f"{dropped - len(notes)} more cases have no input, or no output.")
     if not count:
         notes.append("An assertion is false whatever the values of the variables.")
-    return Property(
-        source, parsed.version, shell.networks, tuple(cases), dropped, notes=tuple(notes)
-    )
+    notes = (*parsed.notes, *notes)
+    return replace(shell, cases=tuple(cases), dropped=dropped, notes=notes)
 
 
 def _contradiction(rows: tuple[Row, ...]) -> str:

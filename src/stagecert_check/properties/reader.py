@@ -12,10 +12,8 @@ from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 from stagecert_check.properties.errors import PropertyError
-from stagecert_check.properties.model import Network, Tensor
+from stagecert_check.properties.model import KIND, Network, Tensor
 
-# A variable is one integer: its kind in the high bits, its flat index in the low ones.
-KIND = 1 << 40
 INPUT, OUTPUT, HIDDEN = 0, KIND, 2 * KIND
 
 MAX_VARIABLES = 1 << 26  # of one kind; the largest public benchmarks have a few hundred thousand
@@ -23,6 +21,7 @@ MAX_DEPTH = 1000  # brackets; sums of a layer's width, nested to one side, still
 MAX_TOKEN = 2000  # characters; the longest exact decimal of a float64 has fewer than 1100
 MAX_EXPONENT = 400  # float64 ends at 1e308 and 5e-324
 MAX_BITS = 10_000  # of a numerator or denominator, so that one operation stays cheap
+MAX_PRODUCTS = 10_000  # of variables
 MAX_WORK = 10_000_000  # steps of normalisation in all: seconds, and below a gigabyte
 
 # An index or a shape belongs to the word before it, as in X[0,3]. A stray character is a token of
@@ -99,6 +98,9 @@ class Parsed:
     budget: Budget
     common: Clause = field(default_factory=list)
     choices: list[Dnf] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    # Pairs of variables; products are variables too, which follow the hidden values.
+    products: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def conjunction(parts: list[Dnf], budget: Budget) -> Dnf:
@@ -408,6 +410,11 @@ class Reader:
             if token == "(":
                 operator, where = self.next()
                 if operator not in (BOOLEAN if boolean else ARITHMETIC):
+                    if boolean and (value := self.infix(operator, where, negated)) is not None:
+                        if not frames:
+                            return value
+                        frames[-1].operands.append(value)
+                        continue
                     self.fail(
                         operator,
                         where,
@@ -440,6 +447,30 @@ class Reader:
                 if value is None:
                     value = self.values[token] = self.operand(token, position)
                 frames[-1].operands.append(value)
+
+    def infix(self, first: str, position: int, negated: bool) -> Dnf | None:
+        """The comparison (a < b) after its bracket, as published files have it; or None.
+
+        The standard writes (< a b). Between two operands without brackets there is nothing else
+        that the file could mean.
+        """
+        word = WORD.fullmatch(first)
+        if word is None or word[1] not in self.tensors:
+            return None
+        left = self.operand(first, position)
+        operator, where = self.next()
+        if operator not in OPPOSITE:
+            self.fail(operator, where, f"a comparison after {first}")
+        token, where = self.next()
+        right = self.operand(token, where)
+        self.take(")")
+        if not self.parsed.notes:
+            line = self.text.count("\n", 0, position) + 1
+            self.parsed.notes.append(
+                f"Line {line}: ({first} {operator} {token}) is read as ({operator} {first} {token})"
+                ", which is how the standard writes it."
+            )
+        return self.compare(OPPOSITE[operator] if negated else operator, [left, right], position)
 
     def operand(self, token: str, position: int) -> int | Fraction:
         """A number, or a variable."""
@@ -524,9 +555,31 @@ class Reader:
                 others.append(operand)
             else:
                 factor = self.short(factor * constant, start)
-        if len(others) > 1:
-            self.fail("*", start, "a linear term: at most one factor of a product has variables")
+        while len(others) > 1:
+            others.append(self.product(others.pop(), others.pop(), start))
         return self.add(others, [factor], start) if others else factor
+
+    def product(self, one: Operand, other: Operand, start: int) -> dict[int, Fraction]:
+        """The product of two expressions, term by term."""
+        left, right = self.add([one], [ONE], start), self.add([other], [ONE], start)
+        self.budget.spend(len(left) * len(right))
+        parts = []
+        for a, weight in left.items():
+            for b, factor in right.items():
+                both = self.short(weight * factor, start)
+                variable = max(a, b) if CONSTANT in (a, b) else self.variable(a, b, start)
+                parts.append({variable: both})
+        return self.add(parts, [ONE] * len(parts), start)
+
+    def variable(self, a: int, b: int, start: int) -> int:
+        """The variable that stands for the product of two."""
+        known = self.parsed.products
+        pair = min(a, b), max(a, b)
+        if pair not in known:
+            if len(known) == MAX_PRODUCTS:
+                self.fail("*", start, f"at most {MAX_PRODUCTS:,} products of variables")
+            known[pair] = HIDDEN + self.sizes["hidden"] + len(known)
+        return known[pair]
 
     def add(
         self, operands: list[Operand], factors: list[Fraction], start: int

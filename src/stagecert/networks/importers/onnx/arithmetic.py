@@ -120,6 +120,8 @@ def _is_one_plus_abs(call: Call, x: Value, y: Value) -> bool:
 
 @converts("Pow")
 def _pow(call: Call):
+    if isinstance(call.item(1), Value):
+        return _exponential(call, call.item(0), call.variable(1))
     exponent = call.constant(1, "exponents")
     x = call.variable()
     if np.broadcast_shapes(x.shape, exponent.shape) != x.shape:
@@ -131,6 +133,8 @@ def _pow(call: Call):
 
 def _raised(call: Call, x: Value, exponent: float) -> Value:
     """x to the power of a number."""
+    if exponent == 0:  # one everywhere, also at zero
+        return call.shift(call.scale(x, Fraction(0)), Fraction(1))
     if exponent == 1:
         return x
     if exponent == 2:
@@ -142,6 +146,15 @@ def _raised(call: Call, x: Value, exponent: float) -> Value:
     if exponent != int(exponent) or not 3 <= exponent <= MOST_EXPONENT:
         raise Refused(f"has the exponent {exponent:g}; whole ones up to {MOST_EXPONENT} and 0.5 do")
     return call.activation("power", x, exponent=exponent)
+
+
+def _exponential(call: Call, base: Item | None, x: Value) -> Value:
+    """base ** x = exp(x * log(base))."""
+    if not isinstance(base, CONSTANT):
+        raise Refused("needs a base or an exponent that is constant")
+    if not np.all(enclosures.enclosed(base).low > 0):
+        raise Refused("needs a base that is positive")
+    return call.activation("exp", call.scale(x, enclosures.function("log", base)))
 
 
 @converts("MatMul")

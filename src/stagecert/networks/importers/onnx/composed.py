@@ -55,7 +55,7 @@ def _layer_normalization(call: Call):
     if any(call.outputs[1:]):
         raise Refused("is only supported if mean and deviation are not used")
     scale = call.constant(1, "scales")
-    y = _normalized(call, x, range(axis, len(x.shape)), call.get("epsilon", _EPSILON))
+    y = normalized(call, x, range(axis, len(x.shape)), call.get("epsilon", EPSILON))
     if np.broadcast_shapes(scale.shape, x.shape) != x.shape:
         raise Refused("has scales of another shape")
     y = call.scale(y, scale)
@@ -73,45 +73,54 @@ def _instance_normalization(call: Call):
     if len(x.shape) < 3 or scale.shape != (x.shape[1],) or bias.shape != (x.shape[1],):
         raise Refused("needs one scale and bias for each channel")
     shape = (-1, *(1 for _ in x.shape[2:]))
-    y = _normalized(call, x, range(2, len(x.shape)), call.get("epsilon", _EPSILON))
+    y = normalized(call, x, range(2, len(x.shape)), call.get("epsilon", EPSILON))
     return call.shift(call.scale(y, scale.reshape(shape)), bias.reshape(shape))
 
 
-_EPSILON = float(np.float32(1e-5))
+EPSILON = float(np.float32(1e-5))
 
 
-def _normalized(call: Call, x: Value, axes: range, epsilon: float) -> Value:
-    """(x - mean) / sqrt(variance + epsilon) over some axes."""
+def normalized(call: Call, x: Value, axes: range, epsilon: float, centred: bool = True) -> Value:
+    """(x - mean) / sqrt(variance + epsilon) over some axes; or with zero for the mean."""
     if not 0 < epsilon < math.inf:
         raise Refused(f"needs a positive epsilon, not {epsilon}")
     share = Fraction(1, math.prod(x.shape[k] for k in axes))
-    mean = call.scale(call.add(op.Reduce(tuple(axes), True), x), share)
-    centred = call.add(op.Sum((1, -1)), x, call.add(op.Broadcast(x.shape), mean))
-    squares = call.activation("square", centred)
+    count = share.denominator
+    if centred:
+        mean = call.scale(call.add(op.Reduce(tuple(axes), True), x), share)
+        x = call.add(op.Sum((1, -1)), x, call.add(op.Broadcast(x.shape), mean))
+    squares = call.activation("square", x)
     variance = call.scale(call.add(op.Reduce(tuple(axes), True), squares), share)
     deviation = call.activation("sqrt", call.shift(variance, np.array(epsilon)))
-    y = product(call, centred, call.activation("reciprocal", deviation))
-    return _within_reach(call, y, share.denominator)
+    y = product(call, x, call.activation("reciprocal", deviation))
+    return _within_reach(call, y, count - 1 if centred else count)
 
 
-def _within_reach(call: Call, y: Value, count: int) -> Value:
-    """What is normalised over n entries is never beyond sqrt(n - 1), but bounds on it may be.
+def _within_reach(call: Call, y: Value, square: int) -> Value:
+    """What is normalised is never beyond a number whose square is known, but bounds on it may be.
 
-    Of numbers that add up to zero, one is at most that many times their deviation.
+    Of n numbers, one is at most sqrt(n) times the root of their mean square; of numbers that add up
+    to zero, at most sqrt(n - 1) times that.
     """
-    if count == 1:
+    if square == 0:
         return y
-    reach = float(np.nextafter(np.float32(math.sqrt(count - 1)), np.float32(math.inf)))
+    reach = float(np.nextafter(np.float32(math.sqrt(square)), np.float32(math.inf)))
     return call.activation("clip", y, low=-reach, high=reach)
 
 
-@converts("ReduceL1", "ReduceL2", "ReduceSumSquare")
+@converts("ReduceL1", "ReduceL2", "ReduceSumSquare", "GlobalLpPool")
 def _norm(call: Call):
-    x, keepdims = call.variable(), bool(call.get("keepdims", 1))
-    axes = reduced_axes(call, len(x.shape))
-    each = call.activation("abs" if call.operator == "ReduceL1" else "square", x)
+    x, keepdims, kind = call.variable(), bool(call.get("keepdims", 1)), call.operator
+    if kind == "GlobalLpPool":
+        axes, p = tuple(range(2, len(x.shape))), call.get("p", 2)
+        if p not in (1, 2):
+            raise Refused(f"is only supported with p 1 or 2, not {p}")
+        kind = f"ReduceL{p}"
+    else:
+        axes = reduced_axes(call, len(x.shape))
+    each = call.activation("abs" if kind == "ReduceL1" else "square", x)
     total = call.add(op.Reduce(axes, keepdims), each) if axes else each
-    if call.operator != "ReduceL2":
+    if kind != "ReduceL2":
         return total
     # A sum of squares is not negative, but bounds on it may be: relu changes these only.
     return call.activation("sqrt", call.activation("relu", total))

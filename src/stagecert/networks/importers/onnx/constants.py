@@ -33,8 +33,9 @@ _SHORT = ("float16", "bfloat16")
 _KNOWN = ("float32", "float64", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
 
 _MOVED = words(
-    "Concat ConstantOfShape Expand Flatten Gather Identity Reshape ScatterND Shape Size Slice "
-    "Split Squeeze Tile Transpose Unsqueeze Where"
+    "Concat ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND Identity "
+    "Reshape ScatterND Shape Size Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze "
+    "Where"
 )
 _CASTS = words("Cast CastLike")
 # More integers than this take too long one by one.
@@ -462,6 +463,8 @@ def _size(operator: str, inputs: Sequence, attributes: dict) -> int:
         # Every index brings at most a whole slice.
         axis = attributes.get("axis", 0)
         return max(first.size // max(first.shape[axis], 1) * inputs[1].size, 1)
+    if operator == "GatherND":
+        return max(first.size * inputs[1].size, 1)
     if operator in ("MatMul", "Gemm"):
         return max(math.prod(x.size for x in inputs[:2]) // max(first.shape[-1], 1) ** 2, 1)
     try:

@@ -29,6 +29,7 @@ from stagecert.networks.importers.onnx import (
     composed,  # noqa: F401
     einsum,  # noqa: F401
     recurrent,  # noqa: F401
+    reductions,  # noqa: F401
     shapes,
     where,  # noqa: F401
     windows,  # noqa: F401
