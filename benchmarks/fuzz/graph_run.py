@@ -6,6 +6,7 @@ run that refused everything for one that found nothing.
 """
 
 import collections
+import dataclasses
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import jax
 from benchmarks.fuzz import runner
 
 PORTION = 250
-SECONDS = 180.0  # compilations on a busy machine
+SECONDS = 900.0  # compilations, at a low priority on a busy machine
 _MOST_MEMORY = 3 * 2**29
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 
@@ -113,7 +114,9 @@ def readable(record: dict) -> dict:
 
 def main(count: int, seed: int, jobs: int, out: Path) -> dict:
     """Runs, writes the record, and gives it back."""
-    record = run(count, seed, jobs, out)
+    from benchmarks.fuzz.checks import Shares
+
+    record = {**run(count, seed, jobs, out), "shares": dataclasses.asdict(Shares())}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"graphs_seed{seed}.json").write_text(json.dumps(record, indent=1) + "\n")
     return record

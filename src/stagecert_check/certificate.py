@@ -29,6 +29,11 @@ _MOST_MEMBERS = 2**16
 _MOST_LEAVES = 2**20
 _MOST_MULTIPLIERS = 2**24
 _MOST_FORCES = 2**24
+# A packed file must be worth the work that it asks for: so many leaves and stations in any case, and
+# so many more for each byte. (Of a tree that is cut into equal parts, a leaf takes 1/6 byte; a
+# station takes 20 even where all of its arrays are those of others.)
+_FEW_LEAVES, _LEAVES_A_BYTE = 2**12, 8
+_FEW_STATIONS, _STATIONS_A_BYTE = 2**10, 1 / 16
 
 Slopes = tuple[str | None, str | None]  # names of the arrays below and above; None: default
 
@@ -139,6 +144,8 @@ class Certificate:
             size = file.stat().st_size if isinstance(file, Path) else file.seek(0, io.SEEK_END)
             if size > _LARGEST_FILE:
                 raise Refused(f"the certificate is larger than {_LARGEST_FILE} bytes")
+            self._most_leaves = min(_FEW_LEAVES + _LEAVES_A_BYTE * size, _MOST_LEAVES)
+            self._most_stations = _FEW_STATIONS + int(_STATIONS_A_BYTE * size)
             self._zip = self._opened(file)
         except OSError as error:
             raise ProblemError(
@@ -201,21 +208,33 @@ class Certificate:
         """All cases, for a model with so many activations and cases with so many rows."""
         given = _list(self._header["cases"], len(rows), "cases")
         found: list[Case] = []
-        leaves = multipliers = forces = 0
+        leaves = multipliers = forces = stations = 0
         for case, count in zip(given, rows, strict=True):
             found.append(self._case(case, activations, count))
             leaves += len(found[-1].multipliers)
             multipliers += found[-1].multipliers.size
             forces += 0 if found[-1].forces is None else len(found[-1].forces)
-            if leaves > _MOST_LEAVES or multipliers > _MOST_MULTIPLIERS or forces > _MOST_FORCES:
+            stations += len(found[-1].stations)
+            self._justified(leaves, stations)
+            if multipliers > _MOST_MULTIPLIERS or forces > _MOST_FORCES:
                 raise Refused(
-                    f"there are more than {_MOST_LEAVES} leaves, {_MOST_MULTIPLIERS} multipliers "
-                    f"or {_MOST_FORCES} forces"
+                    f"there are more than {_MOST_MULTIPLIERS} multipliers or {_MOST_FORCES} forces"
                 )
         if self._used != self._members:
             extra = sorted(self._members - self._used)
             raise Refused(f"the certificate has members that nothing refers to: {extra[:3]}")
         return found
+
+    def _justified(self, leaves: int, stations: int) -> None:
+        """Refuses more leaves or stations than a file of this size may have."""
+        for count, most, what in (
+            (leaves, self._most_leaves, "leaves"),
+            (stations, self._most_stations, "stations"),
+        ):
+            if count > most:
+                raise Refused(
+                    f"there are more than {most} {what}, too many for the size of the certificate"
+                )
 
     def array(self, name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...]) -> np.ndarray:
         """A finite array of one of the given types and the given shape; None is any length."""
@@ -266,6 +285,7 @@ class Certificate:
         axes = self.array(self._name(case["axes"]), ("<i4",), (None,))
         cuts = self.array(self._name(case["cuts"]), ("<f8",), axes.shape)
         shape = (int(np.sum(axes == LEAF)), rows)
+        self._justified(shape[0], 0)
         if len(axes) != 2 * shape[0] - 1:
             raise Refused("a tree does not have one split less than leaves")
         multipliers = self.array(self._name(case["multipliers"]), ("<f8",), shape)
@@ -302,7 +322,8 @@ class Certificate:
         self, items: Any, axes: np.ndarray, activations: int
     ) -> dict[int, tuple[Rows | None, ...]]:
         found: dict[int, tuple[Rows | None, ...]] = {}
-        for item in _list(items, None, "stations"):
+        self._justified(0, len(_list(items, None, "stations")))
+        for item in items:
             _keys(item, "node boxes")
             node = item["node"]
             if type(node) is not int or not 0 <= node < len(axes) or node in found:

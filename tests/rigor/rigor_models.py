@@ -163,7 +163,7 @@ def write(path, header: dict, arrays: dict, model=None, text=None) -> None:
         header = header | {"model_sha256": hashlib.sha256(model).hexdigest()}
     if text is not None:
         header = header | {"property_sha256": hashlib.sha256(text).hexdigest()}
-    with zipfile.ZipFile(path, "w") as file:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("header.json", json.dumps(header))
         for name, array in arrays.items():
             data = io.BytesIO()

@@ -61,9 +61,9 @@ def small(tmp_path) -> Small:
     return Small(tmp_path)
 
 
-def _tree(leaves: int):
-    """Halves of halves along both axes, in preorder."""
-    found, stack = [], [(np.zeros(2), np.ones(2), leaves)]
+def _tree(leaves: int, dimensions: int = 2):
+    """Halves of halves along all axes, in preorder."""
+    found, stack = [], [(np.zeros(dimensions), np.ones(dimensions), leaves)]
     while stack:
         low, high, count = stack.pop()
         if count == 1:
@@ -125,7 +125,51 @@ def test_there_are_not_too_many_leaves_or_multipliers(small, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(format_, limit, 8)
             report = small.check()
-            assert "there are more than" in report.reasons[0]
+            assert "there are more than 8" in report.reasons[0]
+
+
+def test_a_small_file_has_few_leaves(small):
+    # 17 kB of equal numbers, packed, were worked on as half a million leaves.
+    count = 2**19
+    small.write([(0, 0.5)] * (count - 1) + [(-1, 0.0)] * count)
+    size = small.paths[2].stat().st_size
+    assert size < 2**15
+    begin = time.process_time()
+    report = small.check()
+    assert time.process_time() - begin < 2
+    most = 4096 + 8 * size
+    assert f"more than {most} leaves, too many for the size" in report.reasons[0]
+
+
+@pytest.mark.parametrize(("dimensions", "leaves"), [(2, 2**13), (5, 2**14)])
+def test_regular_trees_are_within_the_limit(tmp_path, dimensions, leaves):
+    """Equal parts pack best of all that a search makes."""
+    small = Small(tmp_path, dimensions)
+    small.write(_tree(leaves, dimensions))
+    (case,) = Certificate(small.paths[2]).cases(2, [1])
+    assert len(case.multipliers) == leaves
+
+
+def test_a_small_file_has_few_stations(small):
+    # Every station may ask for passes back from all neurons, with arrays that are named once.
+    count = 2**12
+    splits = [(2, 0.0)] * count + [(-1, 0.0)] * (count + 1)
+    axes, cuts = zip(*splits, strict=True)
+    arrays = {"a": np.array(axes, "<i4"), "b": np.array(cuts, "<f8"),
+              "c": np.ones((count + 1, 1)), "d": np.zeros(0)}  # fmt: skip
+    given = [{"node": node, "boxes": [None, None]} for node in range(count)]
+    case = {"axes": "a", "cuts": "b", "multipliers": "c", "forces": "d", "slopes": [], "boxes": [],
+            "stations": given}  # fmt: skip
+    header = {"format": "stagecert certificate", "version": 2, "stagecert": "0", "cases": [case]}
+    models.write(small.paths[2], header, arrays, small.model, small.text)
+    most = 1024 + small.paths[2].stat().st_size // 16
+    assert most < count
+    with pytest.raises(Refused, match=f"more than {most} stations, too many for the size"):
+        Certificate(small.paths[2]).cases(2, [1])
+    del given[1024:]
+    models.write(small.paths[2], header, arrays, small.model, small.text)
+    (found,) = Certificate(small.paths[2]).cases(2, [1])
+    assert len(found.stations) == 1024
 
 
 def _boxes(entries, sides, rows=None):

@@ -12,7 +12,8 @@ import pytest
 from exact import dense
 
 import stagecert
-from stagecert.errors import ProblemError
+from stagecert.errors import Disagreement, ProblemError
+from stagecert.networks.importers.onnx.model import CONVERTERS
 from stagecert.robust import Robustness, robust, table
 from stagecert.robust.table import COLUMNS
 from stagecert.verify.contents import contents_of, digest_of
@@ -264,6 +265,15 @@ def test_outputs_that_are_not_finite_are_error_rows():
     assert report.rows[0]["status"] == "error"
     assert report.errors == 1
     assert "not finite" in report.rows[0]["note"]
+
+
+def test_a_network_that_is_not_the_model_is_no_classifier(monkeypatch):
+    """Without the check there is no gate: a wrong importer certified images."""
+    layers = [(np.eye(2), np.zeros(2)), (np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([0.0, 0.5]))]
+    model, images = dense(layers).SerializeToString(), np.array([[0.2, 0.2]])
+    monkeypatch.setitem(CONVERTERS, "Relu", CONVERTERS["Identity"])
+    with pytest.raises(Disagreement, match="node 2 of 3, Relu"):
+        robust(model, images, [1], "1/4", clip=None, check=False)
 
 
 def two_inputs() -> bytes:

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.text import Text
 
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, end, say
-from stagecert.errors import ProblemError
+from stagecert.errors import Disagreement, ProblemError
 
 if TYPE_CHECKING:
     from stagecert.sweeps import Store
@@ -167,6 +167,8 @@ class Running(Ending):
             yield
         except typer.Exit:
             raise
+        except Disagreement as error:  # a fault of the program, not of the input
+            self._fail(str(error), FAILED)
         except (ProblemError, OSError) as error:
             self._fail(str(error), BAD_INPUT)
         except MemoryError as error:

@@ -15,7 +15,7 @@ from stagecert.networks import Network
 from stagecert.networks.bounding.bounds import boxes_at_once
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
-from stagecert.verify import attack, ladder
+from stagecert.verify import agreement, attack, ladder
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
 from stagecert.verify.verify import verify
@@ -148,7 +148,11 @@ class Options:
 
 
 class Work:
-    """Decides images in batches of up to `batch`, all with the same compiled programs."""
+    """Decides images in batches of up to `batch`, all with the same compiled programs.
+
+    Raises:
+        Disagreement: the network does not compute what ONNX Runtime does.
+    """
 
     def __init__(self, model: OpenModel, data: DataSet, how: Preparation, options: Options):
         self.model, self.data, self.how = model, data, how
@@ -164,6 +168,19 @@ class Work:
                 self.ladder.parts, model.network.input_shapes, self.classes - 1, self.memory
             ),
         )
+        self._compare()
+
+    def _compare(self) -> None:
+        """Compares the network with ONNX Runtime: unchecked, there is no gate behind the bounds."""
+        found = []
+        for place in agreement.chosen(len(self.data)):
+            try:
+                box = boxes_around(self.data.images[[place]], self.how)
+            except ProblemError:  # the image's row will say so
+                continue
+            found.append((box.lower.reshape(-1), box.upper.reshape(-1)))
+        if found:
+            agreement.compare(self.model, found)
 
     def __call__(self, places: Sequence[int]) -> list[tuple[Finding, float, np.ndarray | None]]:
         """For each image what was found, the seconds it took, and the counterexample."""

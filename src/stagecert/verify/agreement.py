@@ -49,15 +49,25 @@ _PRECISIONS = {
 
 
 def check(model: OpenModel, groups: Sequence[Group]) -> None:
-    """Compares the network with the model at a few points of the groups' boxes.
+    """Compares the network with the model at a few points of the groups' boxes; see `compare`."""
+    some = [groups[k].inputs for k in chosen(len(groups))]
+    compare(model, [(inputs.lower64, inputs.upper64) for inputs in some])
+
+
+def chosen(count: int) -> list[int]:
+    """The places of a few of so many boxes."""
+    return [int(k) for k in np.unique(np.linspace(0, count - 1, BOXES).astype(int))]
+
+
+def compare(model: OpenModel, boxes: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Compares the network with the model at a few points of boxes (lower, upper).
 
     Raises:
         Disagreement: they differ by more than rounding; the text names the first node where they
             do.
         ProblemError: ONNX Runtime cannot run the model.
     """
-    some = [groups[k] for k in np.unique(np.linspace(0, len(groups) - 1, BOXES).astype(int))]
-    points = points_of([(group.inputs.lower64, group.inputs.upper64) for group in some])
+    points = points_of(boxes)
     unit = max(_UNITS[kind] for _, _, kind in model.session.inputs)
     if difference(model.network, model.session, points, unit) is None:
         return
