@@ -173,6 +173,11 @@ class _Outcome(Ending):
                 f"{verdict.reason} {sum(c.refuted for c in verdict.cases)} of "
                 f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s"
             )
+            if verdict.without is not None:
+                say(
+                    f"The model ends in {verdict.without}, and the property compares outputs: it "
+                    "is decided, and bounded, without it."
+                )
             if verdict.standing is not None:
                 say(verdict.standing)
             if self.work is not None and self.work.resume is not None and not verdict.decided:

@@ -62,6 +62,9 @@ class Verdict:
         rejected: the checker understood the model, and did not accept the proof.
         closed: which share of the boxes or of the tree of splits is refuted, if the parts of a
             split count alike; None if nothing was split.
+        without: the Softmax or LogSoftmax that the model ends in and that was left out, because
+            the property is about the order of outputs only. Bounds and violations are then about
+            what it reads, the logits. None if nothing was.
     """
 
     answer: Answer
@@ -74,6 +77,7 @@ class Verdict:
     objection: str | None = None
     rejected: bool = False
     closed: float | None = None
+    without: str | None = None
 
     @property
     def checked(self) -> bool:
@@ -129,6 +133,7 @@ class Verdict:
             "boxes": self.boxes,
             "closed": self.closed and round(self.closed, 6),
             "checked": self.checked,
+            "without": self.without,
             "proving_seconds": self.certified and round(self.certified.proving, 3),
             "checking_seconds": self.certified and round(self.certified.checking, 3),
             "counterexample": None
