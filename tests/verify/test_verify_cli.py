@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 from exact import dense, random_layers, vnnlib
 
-from stagecert.cli import compiling
 from stagecert.verify import CaseBounds, Verdict
 from stagecert.verify.replay import Counterexample
 
@@ -139,29 +137,6 @@ def test_the_summary_comes_before_the_counterexample(folder):
     done = run(folder, "model.onnx", "fails.vnnlib", both=True)
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[-7:-4]] == ["sat", "ONNX", "((X_0"]
-
-
-def test_long_compilations_are_announced(monkeypatch):
-    """A compilation that a listener holds up is told of; a quick one is not."""
-    import jax
-    from jax import monitoring
-
-    told, held = [], threading.Event()
-    monkeypatch.setattr(compiling, "LONG", 0.05)
-    listeners = {}
-    monkeypatch.setattr(monitoring, "register_event_listener", lambda f: listeners.update(begins=f))
-    monkeypatch.setattr(
-        monitoring, "register_event_duration_secs_listener", lambda f: listeners.update(ends=f)
-    )
-    compiling.announce(lambda text: (told.append(text), held.set()))
-    assert jax.monitoring is monitoring
-    listeners["begins"]("/jax/compilation_cache/compile_requests_use_cache")
-    listeners["ends"]("/jax/core/compile/backend_compile_duration", 0.01, fun_name="f")
-    listeners["begins"]("/jax/another/event")
-    assert not held.wait(0.2)
-    listeners["begins"]("/jax/compilation_cache/compile_requests_use_cache")
-    assert held.wait(10)
-    assert told == [compiling.TEXT]
 
 
 def test_files_that_cannot_be_written_are_told_before_the_work(folder):

@@ -77,7 +77,7 @@ def robust(
     running = Running("images", "status", ("certified", "attacked"), quiet)
     Watcher(None, running).start()
     with running.failures("--batch or --memory"):
-        from stagecert.compiling import keep_programs
+        from stagecert.compiling import announce, keep_programs
         from stagecert.robust import Robustness
         from stagecert.robust.data import load
         from stagecert.robust.report import folder_of, report_of_radii, report_of_robust
@@ -85,6 +85,7 @@ def robust(
         from stagecert.sweeps.tables import check_format
 
         keep_programs()
+        announce(running.compiling)
         check_format(format)
         engine = engine_of(workers, ray)
         arrays = load(data, images, labels)

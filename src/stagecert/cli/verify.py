@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stagecert.cli.compiling import announce
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
 from stagecert.cli.guard import ANSWERING, UNLIMITED, guard
 from stagecert.errors import Disagreement, ProblemError
@@ -85,13 +84,12 @@ def verify(
     watcher = Watcher(deadline, outcome)
     watcher.start()
     try:
+        from stagecert.compiling import announce
         from stagecert.verify.verify import Verification
 
         set_up_jax()
-        progress = None
-        if not quiet:
-            progress = outcome.progress()
-            announce(outcome.compiling)
+        announce(outcome.compiling)
+        progress = None if quiet else outcome.progress()
         work = Verification(
             model,
             property,
@@ -150,6 +148,8 @@ class _Outcome(Ending):
 
     def compiling(self, text: str) -> None:
         """Says why nothing seems to happen: beside the line of progress, or in one of its own."""
+        if self.quiet:
+            return
         if self._show is not None:
             self._show(f"{self._line.partition('; ')[0]}; {text}" if self._line else text)
         elif not self._told:
