@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,18 @@ def verdict_of(answer, cases=(), counterexample=None) -> Verdict:
 
 def case_of(number, bound, nearest, refuted=False) -> CaseBounds:
     return CaseBounds(number, refuted, None, None, np.array([bound]), bound, -bound, nearest)
+
+
+def test_splits_of_neurons_prove_no_gap():
+    """Their bound of 0 stands for "above zero": the distance to it is no gap."""
+    tree = replace(case_of(0, 0.0, 4.0, True), how="tree")
+    assert verdict_of("unsat", (tree, case_of(1, 1.0, 3.0, True))).gap is None
+    # A bound by other means that is as far as it goes.
+    assert verdict_of("unsat", (replace(tree, proven=0.5), case_of(1, 1.0, 3.0, True))).gap == 2.5
+    assert verdict_of("unknown", (case_of(0, -1.0, 3.0),)).gap == 4
+    assert verdict_of("unknown", (case_of(0, -np.inf, 3.0),)).gap is None
+    assert verdict_of("unknown", (case_of(0, np.nan, 3.0),)).gap is None
+    assert verdict_of("unsat", ()).gap is None
 
 
 def test_answers_other_than_unsat_say_that_they_have_no_certificate(monkeypatch):

@@ -123,8 +123,6 @@ def robust(
 
             if run.warning:
                 say(f"Warning: {run.warning}")
-            if run.notice and not quiet:
-                say(run.notice)
             summary, known = running.carry_out(
                 run, folder, write, retry_errors=retry_errors, last=last, engine=engine,
                 memory=worker_memory,
@@ -137,6 +135,9 @@ def robust(
 
         # Bad input is told before any work.
         runs = {radius: prepared(radius) for radius in radii}
+        notice = next(iter(runs.values())).notice  # of the model, which all have
+        if notice and not quiet:
+            say(notice)
         if len(runs) == 1:
             found = [computed(runs[eps], out, last=True)]
         else:

@@ -95,6 +95,20 @@ class Verdict:
         return self.answer in ("unsat", "sat")
 
     @property
+    def gap(self) -> float | None:
+        """How far the least violation that was met is from the least one that is proven.
+
+        None if one of them is not known. That is also so where splits of neurons prove that a
+        violation is above zero: they do not say how far.
+        """
+        worst = min(
+            self.cases, key=lambda one: np.nan_to_num(one.proven, nan=-np.inf), default=None
+        )
+        if worst is None or (worst.how == "tree" and worst.proven == 0):
+            return None
+        return _plain(min(one.nearest for one in self.cases) - worst.proven)
+
+    @property
     def standing(self) -> str | None:
         """How far an answer that decides nothing is from a proof; None if there is no such case."""
         left = [one for one in self.cases if not one.refuted]
