@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 WIDTH, HEIGHT = 600, 290
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 48
+LEFT, RIGHT, TOP, BOTTOM = 76, 16, 12, 48
 # Told apart by people who see colours differently, on light and dark pages (Okabe and Ito's).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a", "#b0a800")
 

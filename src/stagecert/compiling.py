@@ -1,8 +1,12 @@
-"""Keeping compiled programs on disk, so that the next process need not compile them again."""
+"""Compiled programs: kept on disk for the next process, and announced where they take long."""
 
 import hashlib
+import logging
 import os
 import platform
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -10,6 +14,12 @@ import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
 CACHE = "jax_compilation_cache_dir"
+# Seconds of compiling that are worth a word: of one program, in commands; of all programs of a
+# call together, in Python.
+LONG, PATIENCE = 1.0, 3.0
+TEXT = "compiling for this network (kept for later runs)"
+_BEGINS = "/jax/compilation_cache/compile_requests_use_cache"
+_ENDS = "/jax/core/compile/backend_compile_duration"
 
 
 class _Compiled:
@@ -19,7 +29,7 @@ class _Compiled:
 
     @classmethod
     def note(cls, event: str, seconds: float, **_) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
+        if event == _ENDS:
             cls.programs += 1
             cls.seconds += seconds
 
@@ -86,3 +96,80 @@ def _processor() -> str:
     except OSError:
         told = [platform.processor()]
     return f"{platform.machine()}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}"
+
+
+def announce(tell: Callable[[str], None]) -> None:
+    """Calls `tell` in a thread of its own whenever a program has been compiled for some time.
+
+    For commands, which show more than a log: `announced` is silent from then on.
+    """
+    _WATCH.tell = tell
+    _WATCH.listen()
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """Logs one line if the programs of a call compile for some seconds."""
+    outer, _WATCH.here.call = _WATCH.call, _Call()
+    _WATCH.listen()
+    try:
+        yield
+    finally:
+        _WATCH.here.call = outer
+
+
+class _Call:
+    """A call that may compile: how long until a word is due."""
+
+    def __init__(self):
+        self.left, self.told = PATIENCE, False
+
+    def tell(self) -> None:
+        if not self.told:
+            self.told = True
+            logging.getLogger("stagecert").warning("stagecert is %s", TEXT)
+
+
+class _Watch:
+    """Listens to JAX's compiler, in whichever thread it runs."""
+
+    def __init__(self):
+        self.tell: Callable[[str], None] | None = None
+        self.here = threading.local()  # `call`: what is under way in a thread
+        self._waiting: dict[int, threading.Timer] = {}
+        self._listens = False
+
+    @property
+    def call(self) -> _Call | None:
+        return getattr(self.here, "call", None)
+
+    def listen(self) -> None:
+        """JAX keeps listeners for good: it gets these once, when they are needed."""
+        if not self._listens:
+            self._listens = True
+            jax.monitoring.register_event_listener(self.begins)
+            jax.monitoring.register_event_duration_secs_listener(self.ends)
+
+    def begins(self, event: str, **_) -> None:
+        if event != _BEGINS:
+            return
+        if self.tell is not None:
+            timer = threading.Timer(LONG, self.tell, [TEXT])
+        elif self.call is not None and not self.call.told:
+            timer = threading.Timer(max(self.call.left, 0.0), self.call.tell)
+        else:
+            return
+        timer.daemon = True
+        self._waiting[threading.get_ident()] = timer
+        timer.start()
+
+    def ends(self, event: str, duration_secs: float, **_) -> None:
+        if event != _ENDS:
+            return
+        if (timer := self._waiting.pop(threading.get_ident(), None)) is not None:
+            timer.cancel()
+        if self.call is not None:
+            self.call.left -= duration_secs
+
+
+_WATCH = _Watch()

@@ -32,11 +32,19 @@ nav a { display: block; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
 caption, figcaption { color: var(--quiet); text-align: left; padding: .2rem 0; }
+caption span { display: block; width: max-content; max-width: min(60rem, calc(100vw - 2rem)); }
 th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
-thead th { border-bottom: 2px solid var(--line); white-space: nowrap; }
+thead th { border-bottom: 2px solid var(--line); vertical-align: bottom; white-space: nowrap; }
 tbody tr { border-bottom: 1px solid var(--line); }
 .number { text-align: right; }
 .number, .short { white-space: nowrap; }
+.plain td + td { overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  thead th, thead th.number { white-space: normal; }
+  table { font-size: .85rem; }
+  th, td { padding-right: .5rem; }
+  svg.chart text { font-size: 15px; }
+}
 figure { margin: 1rem 0; }
 figure svg { max-width: 100%; height: auto; background: white; }
 figure svg.chart { background: none; }
@@ -142,7 +150,7 @@ class Page:
         A sortable one is sorted by the column whose heading is clicked.
         """
         self._sorts |= sortable
-        kind = " class='sortable'" if sortable else ""
+        kind = " class='sortable'" if sortable else " class='plain'" if plain else ""
         cell = _plain_cell if plain else _cell
         body = [[cell(value) for value in row] for row in rows]
         # A heading stands where most of its column does.
@@ -155,7 +163,8 @@ class Page:
             for name, at_right in zip(columns, right, strict=True)
         )
         lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in body)
-        title = f"<caption>{escape(caption)}</caption>" if caption else ""
+        # A caption is as wide as the page, not as its table, which may be beyond the screen.
+        title = f"<caption><span>{escape(caption)}</span></caption>" if caption else ""
         self._body.append(
             f"<div class='wide'><table{kind}>{title}<thead><tr>{head}</tr></thead>\n"
             f"<tbody>{lines}</tbody></table></div>"
@@ -166,7 +175,7 @@ class Page:
         rows = []
         for name, value in facts.items():
             inner = value.items() if isinstance(value, Mapping) else [("", value)]
-            rows.extend((f"{name} {key}".strip(), str(entry)) for key, entry in inner)
+            rows.extend((f"{name} {key}".strip(), _fact(entry)) for key, entry in inner)
         self.table(["", ""], rows, caption, plain=True)
 
     def figure(self, figure: Any, caption: str) -> None:
@@ -222,6 +231,13 @@ class Page:
 
 # Text that stands on the right, too: a percentage, a number with one in brackets, a dash.
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?( %)?( \([^)]*\))?|–")
+
+
+def _fact(value: Any) -> str:
+    """A value as people write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _plain_cell(value: Any) -> str:

@@ -94,7 +94,8 @@ def check(
         if hashlib.sha256(text).hexdigest() != certificate.property:
             raise Refused("the certificate is for another property")
         with np.errstate(all="ignore"):
-            program = graph.read(model.data, Arithmetic(exact), model.files)
+            ordered = several is None and wanted.compares
+            program = graph.read(model.data, Arithmetic(exact), model.files, ordered)
             checker = Checker(program, wanted, exact)
     except Refused as error:
         return Report(False, (str(error),))

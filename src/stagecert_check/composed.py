@@ -25,6 +25,10 @@ def _softmax(call: Call):
     rest = moved[: len(moved) - (end - axis)]
     if math.prod(rest) * count * count > MOST_ENTRIES:
         raise Refused("makes a tensor that is too large")
+    if call.outputs == (call.reader.ordered,) and 1 < count == math.prod(x.shape):
+        # Nothing reads the model's only output, and y_i < y_j where x_i < x_j, and only there.
+        call.reader.program.without = call.operator
+        return x
     flat = call.move(lambda a: np.transpose(a, order).reshape(*rest, count), x)
     if count == 1:
         level = 0.0 if call.operator == "LogSoftmax" else 1.0

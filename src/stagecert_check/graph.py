@@ -53,11 +53,15 @@ class Part(Activation):
 
 @dataclass
 class Program:
-    """The nodes in an order in which each reads earlier ones only; inputs come first."""
+    """The nodes in an order in which each reads earlier ones only; inputs come first.
+
+    `without` is the last operator, where that was left out: see `read`.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    without: str | None = None
 
     @property
     def activations(self) -> list[int]:
@@ -65,8 +69,17 @@ class Program:
         return [k for k, node in enumerate(self.nodes) if isinstance(node.operation, Activation)]
 
 
-def read(data: bytes, arithmetic: Arithmetic, files: dict[str, bytes] | None = None) -> Program:
-    """The program of a model file's contents; `files` are those that hold its external data."""
+def read(
+    data: bytes,
+    arithmetic: Arithmetic,
+    files: dict[str, bytes] | None = None,
+    ordered: bool = False,
+) -> Program:
+    """The program of a model file's contents; `files` are those that hold its external data.
+
+    With `ordered`, only the order of the outputs has to be the model's: a Softmax or LogSoftmax of
+    all outputs together, which is the last operator, is left out.
+    """
     model = parsed(data)
     versions = sorted({o.version for o in model.opset_import if o.domain in ("", "ai.onnx")})
     if len(versions) != 1 or versions[0] not in OPSETS:
@@ -78,6 +91,8 @@ def read(data: bytes, arithmetic: Arithmetic, files: dict[str, bytes] | None = N
         raise Refused("the model has no outputs")
     nodes = inlining.inlined(model, versions[0])
     reader = _Reader(arithmetic, versions[0], files or {})
+    if ordered and len(graph.output) == 1:
+        reader.ordered = graph.output[0].name
     reader.read(graph, nodes)
     return reader.program
 
@@ -102,6 +117,7 @@ class _Reader:
         self.rationals: dict[int, tuple[Value, Fraction, Fraction]] = {}
         self.conditions: dict[int, Any] = {}
         self.floats: set[int] = set()  # the floating-point types that the model has
+        self.ordered = ""  # the output of which only the order matters
         self._computed = 0  # entries of constants
 
     def read(self, graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:

@@ -174,7 +174,8 @@ def test_trees_are_pruned(proven):
 
 def test_the_prover_takes_trees_and_names_leaves_that_are_open(proven, tmp_path, monkeypatch):
     paths, trees = proven
-    model, wanted = opened(paths[0]), properties.load(paths[1].read_bytes())
+    wanted = properties.load(paths[1].read_bytes())
+    model = opened(paths[0], wanted)
     made = Refutation(*groups_of(model.network, wanted), {}, None, (trees[1],))
     certificate = tmp_path / "c.cert"
     # The other case has no tree: the prover splits its box.

@@ -396,6 +396,7 @@ def test_the_complete_search_decides_what_one_relaxation_leaves_open(done, data,
     draw = np.random.default_rng(1)
     for row, image in zip(report.rows, images, strict=True):
         if row["method"] == "complete":
+            assert (row["gap"] is None) == (row["bound"] == 0)
             assert row["certified"]
             assert row["checked"]
             assert row["bound"] >= 0

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from exact import dense
 
@@ -26,7 +27,12 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("robust")
     draw = np.random.default_rng(0)
     layers = [(draw.normal(size=(3, 4)), np.zeros(3))]
-    (path / "model.onnx").write_bytes(dense(layers).SerializeToString())
+    model = dense(layers)
+    (path / "model.onnx").write_bytes(model.SerializeToString())
+    (output,) = model.graph.output
+    model.graph.node.append(onnx.helper.make_node("Softmax", [output.name], ["end"], axis=1))
+    output.name = "end"
+    (path / "softmax.onnx").write_bytes(model.SerializeToString())
     images = draw.random((64, 4)).astype(np.float32)
     labels = np.argmax(images @ layers[0][0].T, axis=1)
     np.savez(path / "data.npz", x=images, y=labels)
@@ -42,16 +48,20 @@ def command(model, data, out, *more):
 
 
 def run(folder, out, *more, **options):
+    model = options.pop("model", "model.onnx")
     return subprocess.run(
-        command(folder / "model.onnx", folder / "data.npz", folder / out, *more),
+        command(folder / model, folder / "data.npz", folder / out, *more),
         capture_output=True, text=True, env=environment(folder), timeout=120, check=False,
         **options,
     )  # fmt: skip
 
 
 def test_several_radii_and_one_that_is_too_large(folder):
-    done = run(folder, "radii", "--limit", "4", "--eps", "1/255,8")  # the last --eps counts
+    # The last --eps counts.
+    done = run(folder, "radii", "--limit", "4", "--eps", "1/255,8", model="softmax.onnx")
     assert done.returncode == 0, done.stderr
+    # That is said of the model, not of each radius.
+    assert done.stderr.count("ends in Softmax") == 1
     # The small one is fine.
     assert done.stderr.count("Warning") == 1
     assert "eps is 8, but pixels lie between 0 and 1" in done.stderr
@@ -62,7 +72,7 @@ def test_several_radii_and_one_that_is_too_large(folder):
     text = (folder / "radii" / "report.html").read_text()
     assert "certified accuracy" in text
     assert "href='eps-1_255/report.html'" in text
-    done = run(folder, "radii", "--limit", "4", "--eps", "1/255,8", "--json")
+    done = run(folder, "radii", "--limit", "4", "--eps", "1/255,8", "--json", model="softmax.onnx")
     assert [one["configuration"]["eps"] for one in json.loads(done.stdout)] == ["1/255", "8"]
     assert json.loads(done.stdout)[1]["certified"] == 0
 

@@ -9,15 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exact import dense, random_layers, vnnlib
 
-from stagecert.cli import compiling
 from stagecert.verify import CaseBounds, Verdict
 from stagecert.verify.replay import Counterexample
 
@@ -94,6 +93,18 @@ def case_of(number, bound, nearest, refuted=False) -> CaseBounds:
     return CaseBounds(number, refuted, None, None, np.array([bound]), bound, -bound, nearest)
 
 
+def test_splits_of_neurons_prove_no_gap():
+    """Their bound of 0 stands for "above zero": the distance to it is no gap."""
+    tree = replace(case_of(0, 0.0, 4.0, True), how="tree")
+    assert verdict_of("unsat", (tree, case_of(1, 1.0, 3.0, True))).gap is None
+    # A bound by other means that is as far as it goes.
+    assert verdict_of("unsat", (replace(tree, proven=0.5), case_of(1, 1.0, 3.0, True))).gap == 2.5
+    assert verdict_of("unknown", (case_of(0, -1.0, 3.0),)).gap == 4
+    assert verdict_of("unknown", (case_of(0, -np.inf, 3.0),)).gap is None
+    assert verdict_of("unknown", (case_of(0, np.nan, 3.0),)).gap is None
+    assert verdict_of("unsat", ()).gap is None
+
+
 def test_answers_other_than_unsat_say_that_they_have_no_certificate(monkeypatch):
     _, said = finished(monkeypatch, verdict_of("unknown"), certificate=Path("proof.cert"))
     assert "no file proof.cert: only unsat has a proof" in said
@@ -139,29 +150,6 @@ def test_the_summary_comes_before_the_counterexample(folder):
     done = run(folder, "model.onnx", "fails.vnnlib", both=True)
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[-7:-4]] == ["sat", "ONNX", "((X_0"]
-
-
-def test_long_compilations_are_announced(monkeypatch):
-    """A compilation that a listener holds up is told of; a quick one is not."""
-    import jax
-    from jax import monitoring
-
-    told, held = [], threading.Event()
-    monkeypatch.setattr(compiling, "LONG", 0.05)
-    listeners = {}
-    monkeypatch.setattr(monitoring, "register_event_listener", lambda f: listeners.update(begins=f))
-    monkeypatch.setattr(
-        monitoring, "register_event_duration_secs_listener", lambda f: listeners.update(ends=f)
-    )
-    compiling.announce(lambda text: (told.append(text), held.set()))
-    assert jax.monitoring is monitoring
-    listeners["begins"]("/jax/compilation_cache/compile_requests_use_cache")
-    listeners["ends"]("/jax/core/compile/backend_compile_duration", 0.01, fun_name="f")
-    listeners["begins"]("/jax/another/event")
-    assert not held.wait(0.2)
-    listeners["begins"]("/jax/compilation_cache/compile_requests_use_cache")
-    assert held.wait(10)
-    assert told == [compiling.TEXT]
 
 
 def test_files_that_cannot_be_written_are_told_before_the_work(folder):

@@ -34,7 +34,7 @@ class Line:
         how: the most expensive method that was needed.
         bound: a certified lower bound on the smallest margin, over all cases and inputs.
         met: the smallest margin that the search met.
-        gap: met - bound.
+        gap: met - bound; None where a tree proves that the margin is positive, and no more.
         seconds: for verifying, compilation included.
         certificate: "accepted" or "rejected" by the independent checker, or None.
         checked: the smallest bound that the checker derived.
@@ -137,7 +137,7 @@ def _verify(model: Path, file: Path, show) -> Line:
         max(hows, key=order.index) if hows and verdict.answer == "unsat" else None,
         bound if np.isfinite(bound) else None,
         met,
-        met - bound if np.isfinite(bound) else None,
+        verdict.gap,
         round(seconds, 2),
     )
     if verdict.counterexample is not None:

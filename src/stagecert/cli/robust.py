@@ -77,7 +77,7 @@ def robust(
     running = Running("images", "status", ("certified", "attacked"), quiet)
     Watcher(None, running).start()
     with running.failures("--batch or --memory"):
-        from stagecert.compiling import keep_programs
+        from stagecert.compiling import announce, keep_programs
         from stagecert.robust import Robustness
         from stagecert.robust.data import load
         from stagecert.robust.report import folder_of, report_of_radii, report_of_robust
@@ -85,6 +85,7 @@ def robust(
         from stagecert.sweeps.tables import check_format
 
         keep_programs()
+        announce(running.compiling)
         check_format(format)
         engine = engine_of(workers, ray)
         arrays = load(data, images, labels)
@@ -122,8 +123,6 @@ def robust(
 
             if run.warning:
                 say(f"Warning: {run.warning}")
-            if run.notice and not quiet:
-                say(run.notice)
             summary, known = running.carry_out(
                 run, folder, write, retry_errors=retry_errors, last=last, engine=engine,
                 memory=worker_memory,
@@ -136,6 +135,9 @@ def robust(
 
         # Bad input is told before any work.
         runs = {radius: prepared(radius) for radius in radii}
+        notice = next(iter(runs.values())).notice  # of the model, which all have
+        if notice and not quiet:
+            say(notice)
         if len(runs) == 1:
             found = [computed(runs[eps], out, last=True)]
         else:

@@ -49,6 +49,7 @@ class Running(Ending):
         # Writes the tables of what is known; returns how many are done, how many there are, where.
         self.export: Callable[[], tuple[int, int, Path]] | None = None
         self._bar: Progress | None = None
+        self._told = False  # of a long compilation
 
     def progress(self, known: int, total: int) -> Callable[[list[Any]], None] | None:
         """Shows a bar; returns what is to be called with rows that were stored."""
@@ -135,6 +136,16 @@ class Running(Ending):
             if last:
                 self.claim()
             return write(store), known
+
+    def compiling(self, text: str) -> None:
+        """Says once why nothing seems to happen, above the bar where there is one."""
+        if self.quiet or self._told:
+            return
+        self._told = True
+        if self._bar is not None and not self._bar.disable:
+            self._bar.console.print(text.capitalize(), highlight=False)
+        else:
+            say(text.capitalize())
 
     def claim(self) -> None:
         """Also takes the bar away."""

@@ -70,6 +70,7 @@ def sweep(
     running = Running("instances", "verdict", ("unsat", "sat"), quiet)
     Watcher(None, running).start()
     with running.failures("--memory"):
+        from stagecert.compiling import announce
         from stagecert.sweeps import InProcess, Store
         from stagecert.sweeps.tables import check_format
         from stagecert.verify.instances import read_lists
@@ -78,6 +79,7 @@ def sweep(
 
         check_format(format)
         set_up_jax()
+        announce(running.compiling)
         engine = engine_of(workers, ray)
         instances = read_lists(lists, timeout=timeout, answers=answers or (), limit=limit)
         work = Sweep(

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stagecert.cli.compiling import announce
 from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
 from stagecert.cli.guard import ANSWERING, UNLIMITED, guard
 from stagecert.errors import Disagreement, ProblemError
@@ -109,6 +108,7 @@ def verify(
     watcher.start()
     try:
         from stagecert.cli import standard
+        from stagecert.compiling import announce
         from stagecert.verify.verify import Verification
         from stagecert_check.properties import load
 
@@ -120,10 +120,8 @@ def verify(
             source = standard.networks(network, query)
             if warning := standard.types_that_are_not_real(query):
                 say(warning)
-        progress = None
-        if not quiet:
-            progress = outcome.progress()
-            announce(outcome.compiling)
+        announce(outcome.compiling)
+        progress = None if quiet else outcome.progress()
         work = Verification(
             source,
             query,
@@ -184,6 +182,8 @@ class _Outcome(Ending):
 
     def compiling(self, text: str) -> None:
         """Says why nothing seems to happen: beside the line of progress, or in one of its own."""
+        if self.quiet:
+            return
         if self._show is not None:
             self._show(f"{self._line.partition('; ')[0]}; {text}" if self._line else text)
         elif not self._told:
@@ -207,6 +207,11 @@ class _Outcome(Ending):
                 f"{verdict.reason} {sum(c.refuted for c in verdict.cases)} of "
                 f"{len(verdict.cases)} cases refuted, {verdict.seconds:.1f} s"
             )
+            if verdict.without is not None:
+                say(
+                    f"The model ends in {verdict.without}, and the property compares outputs: it "
+                    "is decided, and bounded, without it."
+                )
             if verdict.standing is not None:
                 say(verdict.standing)
             if self.work is not None and self.work.resume is not None and not verdict.decided:

@@ -52,7 +52,7 @@ class Finding:
             the box; None if none was computed. Zero where the complete search proved that it is
             positive, and no more.
         attack: the smallest margin that ONNX Runtime computed for a point of the box.
-        gap: attack - bound.
+        gap: attack - bound; None where that zero is.
         note: what went wrong, for "error"; for "unknown" why the checker rejects a proof, or why
             the complete search has no answer.
     """
@@ -405,7 +405,9 @@ def _charge(those: list[_Case], begin: float) -> float:
 def _finished(found: Finding) -> Finding:
     if found.bound is not None and not np.isfinite(found.bound):
         found.bound = None
-    if found.bound is not None and found.attack is not None:
+    # A complete search proves that margins are above zero, not by how much.
+    known = found.bound is not None and not (found.method == "complete" and found.bound == 0)
+    if known and found.attack is not None:
         found.gap = found.attack - found.bound
     return found
 

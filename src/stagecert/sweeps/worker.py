@@ -23,10 +23,10 @@ from typing import Any
 
 import jax
 
+from stagecert.compiling import CACHE, announce
 from stagecert.errors import ProblemError
 from stagecert.sweeps.tasks import Item, Outcome, attempt, said
 
-CACHE = "jax_compilation_cache_dir"
 # Settings of JAX that influence rows, or how long they take.
 SETTINGS = (
     "jax_enable_x64",
@@ -207,6 +207,7 @@ def _no_interrupts() -> Iterator[None]:
 
 def _serve(connection: Connection, settings: Mapping[str, Any]) -> None:
     _end_with_parent()
+    announce(lambda _: None)  # there may be many, and one terminal
     for name, value in settings.items():
         if name != CACHE or value is None or _writable(value):
             jax.config.update(name, value)

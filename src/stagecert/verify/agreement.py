@@ -20,7 +20,7 @@ from stagecert import networks
 from stagecert.errors import Disagreement, ProblemError
 from stagecert.networks import Network
 from stagecert.problem import as_arrays
-from stagecert.verify.contents import in_one_piece
+from stagecert.verify.contents import contents_of, in_one_piece
 from stagecert.verify.models import OpenModel
 from stagecert.verify.queries import Group, shaped
 from stagecert.verify.runtime import Session
@@ -72,7 +72,7 @@ def compare(model: OpenModel, boxes: Sequence[tuple[np.ndarray, np.ndarray]]) ->
     if difference(model.network, model.session, points, unit) is None:
         return
     # A model may round more than its inputs tell.
-    proto = in_one_piece(model.contents)
+    proto = in_one_piece(contents_of(model.source))
     unit = max([unit, *_precisions(proto.graph)])
     found = difference(model.network, model.session, points, unit)
     if found is not None and not _as_the_checker_reads(model, points):

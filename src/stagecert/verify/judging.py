@@ -34,8 +34,8 @@ class Finding:
         bound: a certified lower bound on the violation over all inputs: above zero, none violates
             the property. Of boxes that were split, the least over the parts, once all are decided.
         nearest: the smallest violation met, in single precision; a counterexample has at most zero.
-        gap: nearest - bound. None if the rows of a case have coefficients of different sizes, as
-            `nearest` is then in other units.
+        gap: nearest - bound. None if the bound is a 0 that stands for "above zero", or if the rows
+            of a case have coefficients of different sizes, as `nearest` is then in other units.
         cases, refuted: how many cases there are, and how many are proven to have no point.
         boxes: how many boxes were bounded by splitting.
         how: what refuted the cases, separated by spaces.
@@ -259,9 +259,7 @@ def _finding(verdict, property) -> Finding:
     bound = min(proven, default=math.inf)
     nearest = min((one.nearest for one in cases), default=math.inf)
     bound, nearest = _plain(bound), _plain(nearest)
-    gap = None
-    if bound is not None and nearest is not None and _same_units(property):
-        gap = nearest - bound
+    gap = verdict.gap if _same_units(property) else None
     hows = sorted({one.how for one in cases if one.how})
     certificate = None
     if verdict.answer == "unsat":

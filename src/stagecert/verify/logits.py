@@ -1,62 +1,57 @@
 """Classifiers that end in Softmax or LogSoftmax, without it: classes keep their order."""
 
-import math
-
 import onnx
+import onnx.inliner
 
 from stagecert.verify.contents import in_one_piece
-from stagecert_check import external
+from stagecert_check import external, graph
+from stagecert_check.numbers import Arithmetic
 
 _LAST = ("Softmax", "LogSoftmax")
-# From this opset on, Softmax is along one axis; before, along all from one axis on.
-_ONE_AXIS = 13
 
 
-def without_softmax(contents: external.Model) -> tuple[str, bytes] | None:
-    """The operator that a model ends in, and the model without it, with all of its weights.
+def without_softmax(contents: external.Model) -> tuple[graph.Program, bytes] | None:
+    """A model without the Softmax or LogSoftmax of all of its outputs that it ends in.
 
-    None if it does not end in a Softmax or LogSoftmax of all of its outputs together. Both keep the
-    order of the outputs, so that they have no influence on which class is the largest.
+    None if it does not end so. Both keep the order of the outputs, so that they have no influence
+    on which class is the largest. Whether one may be left out is the checker's decision: it reads
+    the same file, and would refuse certificates of a search that decides otherwise.
+
+    Returns:
+        The program that the checker reads, and the model that is left, with all of its weights.
     """
+    if not ends_in_softmax(contents):
+        return None
     try:
-        model = onnx.load_from_string(contents.data)
+        program = graph.read(contents.data, Arithmetic(), contents.files, ordered=True)
     except Exception:
         return None  # whoever reads it next says what is wrong
-    if len(model.graph.output) != 1:
+    if program.without is None:
         return None
-    (output,) = model.graph.output
-    last = [node for node in model.graph.node if output.name in node.output]
-    if len(last) != 1 or last[0].op_type not in _LAST or last[0].domain not in ("", "ai.onnx"):
-        return None
-    (node,) = last
-    if any(output.name in other.input for other in model.graph.node):
-        return None
-    shape = [
-        d.dim_value if d.HasField("dim_value") else 1 for d in output.type.tensor_type.shape.dim
-    ]
-    if not _of_all(node, shape, _opset(model)):
-        return None
-    full = in_one_piece(contents)
-    full.graph.node.remove(next(n for n in full.graph.node if output.name in n.output))
-    full.graph.output[0].name = node.input[0]
+    model = in_one_piece(contents)
+    # The checker has counted what functions stand for.
+    model = onnx.inliner.inline_local_functions(model) if model.functions else model
+    node = _last(model)
+    model.graph.node.remove(node)
+    model.graph.output[0].name = node.input[0]
     # Some file may declare that value as an inner one.
-    for info in [v for v in full.graph.value_info if v.name == node.input[0]]:
-        full.graph.value_info.remove(info)
-    return node.op_type, full.SerializeToString()
+    for info in [v for v in model.graph.value_info if v.name == node.input[0]]:
+        model.graph.value_info.remove(info)
+    return program, model.SerializeToString()
 
 
-def _of_all(node: onnx.NodeProto, shape: list[int], opset: int) -> bool:
-    """Whether all outputs are along the axis, or axes, of a Softmax."""
-    if not shape:
-        return False
-    given = {item.name: item.i for item in node.attribute}
-    axis = given.get("axis", -1 if opset >= _ONE_AXIS else 1)
-    axis = axis + len(shape) if axis < 0 else axis
-    if not 0 <= axis < len(shape):
-        return False
-    along = shape[axis] if opset >= _ONE_AXIS else math.prod(shape[axis:])
-    return along > 1 and along == math.prod(shape)
+def ends_in_softmax(contents: external.Model) -> bool:
+    """Whether a model may be one that `without_softmax` makes shorter."""
+    try:
+        model = onnx.load_from_string(contents.data)
+        # What the functions of a model make is only known once they are put in their places.
+        last = model.functions or _last(model).op_type in _LAST
+        return len(model.graph.output) == 1 and bool(last)
+    except Exception:
+        return False  # as above
 
 
-def _opset(model: onnx.ModelProto) -> int:
-    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+def _last(model: onnx.ModelProto) -> onnx.NodeProto:
+    """The node that makes the first output; StopIteration if there is none."""
+    name = model.graph.output[0].name
+    return next(node for node in model.graph.node if name in node.output)

@@ -8,7 +8,7 @@ import numpy as np
 
 from stagecert import networks
 from stagecert.verify.contents import bytes_of, contents_of
-from stagecert.verify.logits import without_softmax
+from stagecert.verify.logits import ends_in_softmax, without_softmax
 from stagecert.verify.runtime import RUNTIME, Session
 from stagecert_check import external, graph, joining, stating
 from stagecert_check.numbers import Arithmetic
@@ -30,18 +30,20 @@ class OpenModel:
         """Reads a model: a path (.onnx or .onnx.gz), bytes, or an onnx.ModelProto.
 
         Several networks, [("f", path), ("g", path)], become one that has all inputs and outputs.
-        With `logits`, a last Softmax or LogSoftmax is left out: `dropped` is its name.
+        With `logits`, a last Softmax or LogSoftmax is left out of `network`, `session` and
+        `program`: `dropped` is its name. `contents` are the files as they are.
         """
         RUNTIME.start()  # it imports ONNX Runtime in the meantime
         self.source: Any = Path(source) if isinstance(source, str) else source
+        self.given: Any = self.source
         self.several = joining.named(source)
         self.dropped: str | None = None
         if self.several is not None:
             self.source = self.contents.data
-        if logits and (shorter := without_softmax(self.contents)) is not None:
-            self.digest = self.contents.digest  # of the files as they are
-            self.dropped, self.source = shorter
-            self.contents = external.Model(self.source)
+        # The order of the outputs of several networks is another matter.
+        if logits and self.several is None and (shorter := without_softmax(self.contents)):
+            self.program, self.source = shorter
+            self.dropped = self.program.without
         self.network = networks.load(self.source)
 
     def stating(self, property: Property) -> tuple["OpenModel", Property]:
@@ -59,9 +61,22 @@ class OpenModel:
         return Session(self.source)
 
     @cached_property
+    def replayed(self) -> Session:
+        """The model as it was given, in ONNX Runtime."""
+        return self.session if self.dropped is None else Session(self.given)
+
+    @cached_property
+    def for_comparing(self) -> "OpenModel":
+        """The model without a last Softmax, for properties that compare outputs with each other."""
+        if self.dropped is not None or self.several is not None:
+            return self
+        shorter = OpenModel(self.source, logits=True) if ends_in_softmax(self.contents) else self
+        return self if shorter.dropped is None else shorter
+
+    @cached_property
     def contents(self) -> external.Model:
         """What the files of the model hold, as the checker reads them."""
-        return contents_of(self.source)
+        return contents_of(self.given)
 
     @cached_property
     def digest(self) -> str:
@@ -83,6 +98,8 @@ class OpenModel:
         return graph.read(self.contents.data, Arithmetic(), self.contents.files)
 
 
-def opened(model) -> OpenModel:
-    """The model, which is read unless it has been already."""
-    return model if isinstance(model, OpenModel) else OpenModel(model)
+def opened(model, wanted: Property) -> OpenModel:
+    """The model as a property is decided on it; it is read unless it has been already."""
+    if not isinstance(model, OpenModel):
+        return OpenModel(model, logits=wanted.compares)
+    return model.for_comparing if wanted.compares else model

@@ -45,8 +45,12 @@ class Replay:
     >>> replay.check(point, 0)  # doctest: +SKIP
     """
 
-    def __init__(self, session: Session, property: Property):
-        self.property = property
+    def __init__(self, session: Session, property: Property, logits: Session | None = None):
+        """Takes the model, and the model without a last Softmax where that is what is searched.
+
+        A softmax in floating point makes ties of numbers that differ: both must be counterexamples.
+        """
+        self.property, self._logits = property, logits
         self._boxes: dict[int, Float32Box] = {}
         self._session = session
 
@@ -74,6 +78,13 @@ class Replay:
         rest = with_products(self.property.products, (exact_x, exact_y, rest))
         if not all(row.holds(exact_x, exact_y, rest) for row in what.outputs):
             return None
+        if self._logits is not None:
+            logits = self._logits.run(x[None])[0]
+            if not np.all(np.isfinite(logits)):
+                return None
+            exact = [Fraction(float(v)) for v in logits]
+            if not all(row.holds(exact_x, exact, ()) for row in what.outputs):
+                return None
         slack = Fraction(box.tolerance)
         if not all(row.holds(exact_x, (), (), slack) for row in what.inputs.rows):
             return None

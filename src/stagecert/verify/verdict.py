@@ -63,6 +63,9 @@ class Verdict:
         closed: which share of the boxes or of the tree of splits is refuted, if the parts of a
             split count alike; None if nothing was split.
         compiling: seconds of these that went into compiling programs, or reading compiled ones.
+        without: the Softmax or LogSoftmax that the model ends in and that was left out, because
+            the property is about the order of outputs only. Bounds and violations are then about
+            what it reads, the logits. None if nothing was.
     """
 
     answer: Answer
@@ -76,6 +79,7 @@ class Verdict:
     rejected: bool = False
     closed: float | None = None
     compiling: float = 0.0
+    without: str | None = None
 
     @property
     def checked(self) -> bool:
@@ -91,6 +95,20 @@ class Verdict:
     def decided(self) -> bool:
         """Whether the answer is "unsat" or "sat"."""
         return self.answer in ("unsat", "sat")
+
+    @property
+    def gap(self) -> float | None:
+        """How far the least violation that was met is from the least one that is proven.
+
+        None if one of them is not known. That is also so where splits of neurons prove that a
+        violation is above zero: they do not say how far.
+        """
+        worst = min(
+            self.cases, key=lambda one: np.nan_to_num(one.proven, nan=-np.inf), default=None
+        )
+        if worst is None or (worst.how == "tree" and worst.proven == 0):
+            return None
+        return _plain(min(one.nearest for one in self.cases) - worst.proven)
 
     @property
     def standing(self) -> str | None:
@@ -132,6 +150,7 @@ class Verdict:
             "boxes": self.boxes,
             "closed": self.closed and round(self.closed, 6),
             "checked": self.checked,
+            "without": self.without,
             "proving_seconds": self.certified and round(self.certified.proving, 3),
             "checking_seconds": self.certified and round(self.certified.checking, 3),
             "counterexample": None

@@ -167,7 +167,7 @@ class Verification:
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
         self.say("reading the model")
-        model = opened(self.model)
+        model = opened(self.model, self.property)
         joining.check_names(model.several, self.property)
         self.opened, self.stated = model, _ = model.stating(self.property)
         check_memory(model.network, self.memory)
@@ -189,7 +189,8 @@ class Verification:
         if self.groups:
             self.say("comparing the network with ONNX Runtime")
             agreement.check(model, self.groups)
-            self.replay = Replay(model.session, self.property)
+            logits = None if model.dropped is None else model.session
+            self.replay = Replay(model.replayed, self.property, logits)
             verdict = self._decide()
         else:
             self.reason = "No input satisfies the assertions: there is nothing to verify."
@@ -232,7 +233,8 @@ class Verification:
         """What a file must be of; without a check, nothing is kept that could be checked."""
         assert self.opened is not None
         checked = "" if self.check else " unchecked"
-        return self.opened.contents.digest, self.property.digest + checked
+        without = "" if self.opened.dropped is None else f" without {self.opened.dropped}"
+        return self.opened.contents.digest, self.property.digest + checked + without
 
     def _pass_the_gate(self, model: OpenModel) -> Verdict:
         """The answer to a property all of whose cases are refuted: what the checker says."""
@@ -317,6 +319,7 @@ class Verification:
             self.rejected,
             self._closed(),
             compiled()[1] - self._compiled,
+            None if self.opened is None else self.opened.dropped,
         )
 
     def _closed(self) -> float | None:

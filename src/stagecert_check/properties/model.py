@@ -236,6 +236,14 @@ class Property:
         )
 
     @cached_property
+    def compares(self) -> bool:
+        """Whether every row compares two outputs: Y_i - Y_j with zero, times any number.
+
+        Then nothing matters but the order of the outputs.
+        """
+        return all(_compares(row) for case in self.cases for row in case.outputs)
+
+    @cached_property
     def groups(self) -> tuple[tuple[InputSet, tuple[Case, ...]], ...]:
         """The cases by input set, so that bounds on a network can be shared between them."""
         found: dict[int, list[Case]] = {}
@@ -268,6 +276,13 @@ def entry_name(tensors: Sequence[Tensor], index: int, version: str) -> str:
             return f"{tensor.name}_{index}" if one else tensor.entry(index)
         index -= tensor.size
     raise IndexError(index)
+
+
+def _compares(row: Row) -> bool:
+    if row.inputs or row.hidden or row.bound != 0 or len(row.outputs) != 2:
+        return False
+    (first, factor), (second, opposite) = row.outputs
+    return first != second and factor == -opposite != 0
 
 
 def needs_hidden(rows: Sequence[Row]) -> bool:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.codes import contradicts
+from stagecert.compiling import announced
 from stagecert.errors import ProblemError
 from stagecert.networks.bounding import opening
 from stagecert.networks.bounding.branching import Branching
@@ -232,7 +233,7 @@ def bound(
     dtype, products = PRECISIONS[precision]
     # JAX's default on GPUs is TF32; CPUs have no choice.
     products = None if jax.default_backend() == "cpu" else products
-    with jax.enable_x64(True), jax.default_matmul_precision(products):
+    with announced(), jax.enable_x64(True), jax.default_matmul_precision(products):
         regions = regions_of(network, lower, upper, ball)
         how.require(regions.count)
         rows = _rows(network, regions.count, objectives)

@@ -88,6 +88,7 @@ class Row:
         relaxation: "exact"; "hull" if bounds know no more than the convex hull of its function on
             an interval or a box; "hulls" if they know those of its parts, each by itself; None if
             it is none of these.
+        steps: how many operations it is made of that are relaxed, one after the other.
     """
 
     number: int
@@ -98,6 +99,7 @@ class Row:
     role: str
     reason: str | None = None
     relaxation: str | None = None
+    steps: int = 0
 
     @property
     def supported(self) -> bool | None:
@@ -480,7 +482,9 @@ class _Conversion:
             if any(isinstance(x, Placeholder) and x.kind == "condition" for x in made):
                 role, relaxation = "refused", None
                 reason = "is only supported as the condition of a Where that makes an activation"
-            self.rows[place] = replace(row, role=role, reason=reason, relaxation=relaxation)
+            self.rows[place] = replace(
+                row, role=role, reason=reason, relaxation=relaxation, steps=len(kinds)
+            )
 
 
 def _kind(operation: op.Activation | op.Joint) -> str:
