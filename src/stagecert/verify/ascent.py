@@ -26,6 +26,8 @@ from stagecert_check.straight import hull_slope
 FRESH_STEP, SLOPE_STEP = 0.3, 0.1
 # The first step of a force, in units of its layer's mean cotangent, or of a share of itself.
 FORCE_STEP, SHARE = 16.0, 0.25
+# The same, in units of the mean force, where no row takes part.
+ALONE_STEP = 1.0
 # How steps shrink.
 FRESH_DECAY, DECAY = 0.9, 0.97
 CURVE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
@@ -195,9 +197,32 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
     units = np.maximum(found.units, lanes.units)
     unit = units[memory.lane, form.of_neuron[memory.neuron]]
     unit = np.maximum(unit, SHARE * np.abs(force))
-    new = force + FORCE_STEP * DECAY**k * unit * _direction(memory.force, slope, k)
+    step = FORCE_STEP * DECAY**k * unit
+    alone = ~lanes.weights.any(axis=1)
+    if alone.any():
+        mine = alone[memory.lane]
+        mean = np.bincount(memory.lane, np.abs(force), len(lanes)) / np.maximum(
+            np.bincount(memory.lane, minlength=len(lanes)), 1
+        )
+        step = np.where(mine, ALONE_STEP * DECAY**k * mean[memory.lane], step)
+    new = force + step * _direction(memory.force, slope, k)
     new = np.where(held & 1, new, np.maximum(new, 0))
     lanes.force[at] = np.where(held & 2, new, np.minimum(new, 0))
+    if alone.any():
+        normalise(lanes, np.flatnonzero(alone))
+
+
+def normalise(lanes: Lanes, some: np.ndarray) -> None:
+    """Makes the forces of some lanes one, each times the size of what it pulls at, in all.
+
+    Where there are none, all ends that are held get the same.
+    """
+    held, force = lanes.held[some], lanes.force[some]
+    size = np.maximum(np.abs(lanes.low[some]), np.abs(lanes.high[some])) + 1e-6
+    start = np.where(held & 2, 1, -1) * (held > 0) / size
+    force = np.where(force.any(axis=1, keepdims=True), force, start)
+    whole = np.sum(np.abs(force) * size, axis=1, keepdims=True)
+    lanes.force[some] = force / np.maximum(whole, 1e-30)
 
 
 def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
