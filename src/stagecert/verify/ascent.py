@@ -1,6 +1,7 @@
 """Better bounds on nodes: a few steps on slopes, forces and weights, many nodes at a time."""
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,21 @@ from stagecert.verify.nodes import (
 )
 from stagecert_check.straight import hull_slope
 
-# How far slopes move at each step. Powers of two: slopes are then numbers of half precision.
-SLOPE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
-# The first step of a force, in units of its layer's mean cotangent; later ones shrink by DECAY.
-FORCE_STEP, DECAY = 2.0, 0.85
+# How far the slopes of relu move at the first step, from defaults or from those of a parent.
+FRESH_STEP, SLOPE_STEP = 0.3, 0.1
+# The first step of a force, in units of its layer's mean cotangent, or of a share of itself.
+FORCE_STEP, SHARE = 16.0, 0.25
+# The same, in units of the mean force, where no row takes part.
+ALONE_STEP = 1.0
+# How steps shrink.
+FRESH_DECAY, DECAY = 0.9, 0.97
+CURVE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
 WEIGHT_STEP = 0.5
 # How the steps of a node's parts differ from its own, if these improved its bound by that share.
 LONGER, SHORTER, WORTH = np.float32(2.0), np.float32(0.5), 1e-3
 LEAST_STEP, LEAST_SCALE, MOST_SCALE = 2.0**-10, np.float32(1 / 16), np.float32(8)
-MEAN, SQUARE = 0.7, 0.9  # what forces remember of earlier slopes, and of their squares
+MEAN, SQUARE = 0.5, 0.8  # what is remembered of earlier gradients, and of their squares
+GRID = 1024
 SAMPLES = 8  # points of a curve that stand for it where a slope is chosen
 
 
@@ -52,7 +59,9 @@ class Found:
     units: np.ndarray
 
 
-def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | None = None) -> Found:
+def ascend(
+    form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | None = None, fresh=True
+) -> Found:
     """Improves the bounds of lanes for so many steps; lanes that exceed their goal stop."""
     count = len(lanes)
     best = lanes[np.arange(count)]
@@ -87,7 +96,7 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
             values, ends = values[left], ends[left]
             aim = aim if aim is None else aim[left]
             found = found[left]
-        _move(form, work, lines, found, values, ends, k, memory)
+        _move(form, work, lines, found, values, ends, (k, fresh), memory)
     assert units is not None
     assert first is not None
     # Steps that hardly helped were too long.
@@ -97,31 +106,45 @@ def ascend(form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | No
 
 
 class _Memory:
-    """Running means of the slopes of forces and of their squares, for the ends that are held."""
+    """Running means of gradients and of their squares, of slopes of relu and of forces."""
 
     def __init__(self, lanes: Lanes):
         self.lane, self.neuron = np.nonzero(lanes.held)
-        self.mean = np.zeros(len(self.lane), np.float32)
-        self.square = np.zeros(len(self.lane), np.float32)
+        self.force = np.zeros((2, len(self.lane)), np.float32)
+        self.slope = np.zeros((2, *lanes.below.shape), np.float32)
 
     def kept(self, some: np.ndarray) -> "_Memory":
         new = copy.copy(self)
         mine = some[self.lane]
         new.lane = (np.cumsum(some) - 1)[self.lane[mine]]
-        new.neuron, new.mean, new.square = self.neuron[mine], self.mean[mine], self.square[mine]
+        new.neuron, new.force = self.neuron[mine], self.force[:, mine]
+        new.slope = self.slope[:, some]
         return new
 
-    def step(self, slope) -> np.ndarray:
-        self.mean = MEAN * self.mean + (1 - MEAN) * slope
-        self.square = SQUARE * self.square + (1 - SQUARE) * slope * slope
-        return self.mean / (np.sqrt(self.square) + 1e-12)
+
+def _direction(kept: np.ndarray, gradient: np.ndarray, k: int) -> np.ndarray:
+    """Where to go at step k: at most about one in every coordinate; what is kept changes."""
+    mean, square = kept
+    mean *= MEAN
+    mean += (1 - MEAN) * gradient
+    square *= SQUARE
+    gradient *= gradient
+    gradient *= 1 - SQUARE
+    square += gradient
+    size = np.sqrt(square)
+    size += 1e-12
+    np.divide(mean, size, out=size)
+    size *= math.sqrt(1 - SQUARE ** (k + 1)) / (1 - MEAN ** (k + 1))
+    return size
 
 
-def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, memory) -> None:
+def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, at, memory) -> None:
     """One step of slopes, forces and weights, in place."""
+    k, fresh = at
+    relu_step = FRESH_STEP * FRESH_DECAY**k if fresh else SLOPE_STEP * DECAY**k
     # Powers of two, and not too small ones, so that half precision holds the slopes.
     scale = np.exp2(np.minimum(np.floor(np.log2(lanes.scale)), 0))[:, None]
-    size = np.maximum(SLOPE_STEPS[min(k, len(SLOPE_STEPS) - 1)] * scale, LEAST_STEP)
+    size = np.maximum(CURVE_STEPS[min(k, len(CURVE_STEPS) - 1)] * scale, LEAST_STEP)
     size = size.astype(np.float32)
     for index, layer in form.layers.items():
         if layer.maximum or index not in found.blocks:
@@ -130,8 +153,13 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, 
         x = values[:, some]
         if layer.relu:
             # Where a line below is used, its slope grows with x.
-            step = np.copysign(size, x)
-            step *= g > 0
+            step = np.maximum(g, 0)
+            step *= x
+            step = _direction(memory.slope[:, :, some], step, k)
+            # Half precision holds the slopes.
+            step *= relu_step * GRID
+            np.rint(step, out=step)
+            step *= 1 / GRID
             step += lanes.below[:, some]
             np.clip(step, 0, 1, out=step)
             lanes.below[:, some] = step
@@ -149,7 +177,7 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, k, 
         known = np.isfinite(lanes.limits)
         excess = np.where(known, excess - np.where(known, lanes.limits, 0), 0)
         unit = np.max(np.abs(excess), axis=1, keepdims=True) + 1e-12
-        grown = lanes.weights * np.exp(WEIGHT_STEP * DECAY**k * excess / unit)
+        grown = lanes.weights * np.exp(WEIGHT_STEP * 0.85**k * excess / unit)
         lanes.weights[:] = grown / np.sum(grown, axis=1, keepdims=True)
 
 
@@ -168,10 +196,33 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
     # Where cotangents have vanished, forces have to grow all the same.
     units = np.maximum(found.units, lanes.units)
     unit = units[memory.lane, form.of_neuron[memory.neuron]]
-    unit = unit * lanes.scale[memory.lane]
-    new = force + FORCE_STEP * DECAY**k * unit * memory.step(slope)
+    unit = np.maximum(unit, SHARE * np.abs(force))
+    step = FORCE_STEP * DECAY**k * unit
+    alone = ~lanes.weights.any(axis=1)
+    if alone.any():
+        mine = alone[memory.lane]
+        mean = np.bincount(memory.lane, np.abs(force), len(lanes)) / np.maximum(
+            np.bincount(memory.lane, minlength=len(lanes)), 1
+        )
+        step = np.where(mine, ALONE_STEP * DECAY**k * mean[memory.lane], step)
+    new = force + step * _direction(memory.force, slope, k)
     new = np.where(held & 1, new, np.maximum(new, 0))
     lanes.force[at] = np.where(held & 2, new, np.minimum(new, 0))
+    if alone.any():
+        normalise(lanes, np.flatnonzero(alone))
+
+
+def normalise(lanes: Lanes, some: np.ndarray) -> None:
+    """Makes the forces of some lanes one, each times the size of what it pulls at, in all.
+
+    Where there are none, all ends that are held get the same.
+    """
+    held, force = lanes.held[some], lanes.force[some]
+    size = np.maximum(np.abs(lanes.low[some]), np.abs(lanes.high[some])) + 1e-6
+    start = np.where(held & 2, 1, -1) * (held > 0) / size
+    force = np.where(force.any(axis=1, keepdims=True), force, start)
+    whole = np.sum(np.abs(force) * size, axis=1, keepdims=True)
+    lanes.force[some] = force / np.maximum(whole, 1e-30)
 
 
 def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
