@@ -299,16 +299,20 @@ class Checker:
     def _easily(self, batch: list[list[Task]]) -> Iterator:
         """(task, bound) of those that intervals without passes back refute.
 
-        That is many times cheaper, and in large networks worth a try.
+        That is many times cheaper, and in large networks worth a try. Such intervals may be too
+        wide for a function that is evaluated within limits: then passes back have to do it.
         """
         simple = [[task for task in same if not _own_slopes(task)] for same in batch]
         simple = [same for same in simple if same]
-        if simple:
-            for some, found in self._together(
-                None, simple, lambda facts: facts.derive(passes=False)
-            ):
-                pairs = zip(some, found, strict=True)
-                yield from ((task, bound) for task, bound in pairs if self.refutes(task, bound))
+        if not simple:
+            return
+        try:
+            done = list(self._together(None, simple, lambda facts: facts.derive(passes=False)))
+        except Refused:
+            return
+        for some, found in done:
+            pairs = zip(some, found, strict=True)
+            yield from ((task, bound) for task, bound in pairs if self.refutes(task, bound))
 
     def _together(self, certificate, batch: list[list[Task]], derive: Callable) -> Iterator:
         """(tasks, bounds); a batch has lists of tasks, each for a box."""
