@@ -310,16 +310,21 @@ class Checker:
     def _easily(self, certificate: Source, batch: list[list[Task]]) -> Iterator[tuple[Task, Any]]:
         """(task, bound) of those that intervals without passes back refute.
 
-        That is many times cheaper, and in large networks worth a try.
+        That is many times cheaper, and in large networks worth a try. Such intervals may be too
+        wide for a function that is evaluated within limits: then passes back have to do it.
         """
         simple = [[task for task in same if not _own_slopes(task)] for same in batch]
         simple = [same for same in simple if same]
-        if simple:
-            for some, found in self._together(
-                certificate, simple, lambda facts: facts.derive(passes=False)
-            ):
-                pairs = zip(some, found, strict=True)
-                yield from ((task, bound) for task, bound in pairs if self.refutes(task, bound))
+        if not simple:
+            return
+        try:
+            without = self._together(certificate, simple, lambda facts: facts.derive(passes=False))
+            done = list(without)
+        except Refused:
+            return
+        for some, found in done:
+            pairs = zip(some, found, strict=True)
+            yield from ((task, bound) for task, bound in pairs if self.refutes(task, bound))
 
     def _together(
         self, certificate: Source, batch: list[list[Task]], derive: Callable[[Facts], Facts]

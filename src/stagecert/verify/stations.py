@@ -136,7 +136,9 @@ def _tightened(
             force[rows], np.ones((len(rows), 1), np.float32),
             np.zeros((len(rows), len(form.layers)), np.float32), np.ones(len(rows), np.float32),
         )  # fmt: skip
-        found = ascend(form, lanes, steps, np.full(len(rows), np.inf), aim[rows], fresh=steps==FIRST_STEPS)
+        found = ascend(
+            form, lanes, steps, np.full(len(rows), np.inf), aim[rows], fresh=steps == FIRST_STEPS
+        )
         below[rows], above[rows] = found.lanes.below, found.lanes.above
         force[rows] = found.lanes.force
         bounds.append(found.bound)

@@ -37,7 +37,7 @@ from stagecert.verify.splitting import Splitter
 from stagecert.verify.verdict import Answer, CaseBounds, Verdict
 from stagecert_check import joining, properties
 from stagecert_check.checker import Checker
-from stagecert_check.functions import Refused
+from stagecert_check.functions import Product, Refused
 
 # Boxes that are bounded in one call.
 BOXES = 1024
@@ -49,6 +49,8 @@ TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
+# Where variables are multiplied, passes take minutes to compile: seconds without, up to this size.
+SMALL_WITH_PRODUCTS = 60_000
 # Seconds between two writings of a search that may be interrupted.
 SAVE_EVERY = 30.0
 # How often leaves that the checker does not confirm are opened again.
@@ -354,6 +356,9 @@ class Verification:
                 first = [self._bound_by_checker, lambda: self._search_tree(FIRST_TREE_STEPS)]
             if self.relaxation == "envelope":
                 first.insert(len(first) if not self._small() else 1, self._bound_by_planes)
+            if self._multiplies() and self._small():
+                # Attacks compile for long as well: what needs none comes first.
+                steps.insert(0, first.pop(0))
             steps += [*first, lambda: self._attack(attack.SHORT), self._search_tree]
         else:
             steps += [
@@ -585,7 +590,14 @@ class Verification:
 
     def _small(self) -> bool:
         assert self.complete is not None
-        return self.complete.form.neurons <= SMALL
+        most = SMALL_WITH_PRODUCTS if self._multiplies() else SMALL
+        return self.complete.form.neurons <= most
+
+    def _multiplies(self) -> bool:
+        """Whether the network has products of variables."""
+        assert self.complete is not None
+        nodes, activations = self.complete.program.nodes, self.complete.checker.activations
+        return any(isinstance(nodes[k].operation, Product) for k in activations)
 
     def _bound_by_checker(self) -> None:
         """Bounds over whole boxes as the checker derives them: nothing has to be compiled."""
