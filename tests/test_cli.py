@@ -71,6 +71,36 @@ def test_plot_of_a_trace_that_begins_without_a_feasible_point(tmp_path):
         assert gaps.lines[0].get_ydata()[-1] <= 1e-5
 
 
+def without_a_value(status, trace, bound) -> sc.Solution:
+    certificate = sc.Certificate(np.zeros(2), (), (), ((), ()), bound)
+    stats = sc.Stats(len(trace.passes), 6, 0.1, trace)
+    return sc.Solution(np.inf, bound, status, np.zeros(2), (), certificate, stats)
+
+
+def test_plot_of_a_trace_without_a_value(tmp_path):
+    """Infeasible problems used to have no trace; without a feasible point, an empty panel."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    passes, bound = np.array([3, 6]), np.array([-1.0, 0.25])
+    some = sc.Trace(np.array([0.5, 0.4]), bound, passes, ("polish", "polish"))
+    none = sc.Trace(*3 * [np.zeros(0)], ())
+    for trace in (some, none):
+        figure = sc.plot_trace(without_a_value(sc.Status.INFEASIBLE, trace, 0.25))
+        figure.savefig(tmp_path / "trace.png")
+        ends = figure.axes[0]
+        assert "no point is feasible" in ends.get_title()
+        drawn = {line.get_label(): line.get_ydata() for line in ends.lines}
+        assert drawn["lower bound"][-1] == 0.25
+        assert ("largest side constraint" in drawn) == (trace is some)
+    early = sc.Trace(np.full(2, np.inf), bound, passes, ("polish", "polish"))
+    figure = sc.plot_trace(without_a_value(sc.Status.ITERATION_LIMIT, early, 0.25))
+    figure.savefig(tmp_path / "trace.png")
+    ends, gaps = figure.axes[:2]
+    assert np.array_equal(ends.lines[0].get_ydata(), bound)
+    assert gaps.texts[0].get_text() == "no gap: no feasible point is known"
+
+
 def test_plot_of_a_trace(tmp_path):
     import matplotlib as mpl
 

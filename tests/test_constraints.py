@@ -10,6 +10,7 @@ from scipy.optimize import linprog
 from zoo_constrained import CASES
 
 import stagecert as sc
+from stagecert.solving import _refuse_without_multipliers, named_solver
 
 TOLERANCE = {True: 1e-6, False: 1e-5}  # smooth, nonsmooth
 QUICK = {"qp_rows", "balls_apart", "crossed_lens"}
@@ -116,6 +117,10 @@ def test_a_batch_with_an_infeasible_problem():
     for k in infeasible:
         assert batch.status[k] is sc.Status.INFEASIBLE
         assert batch[k].certificate.derive(lp(A, right[k], c)) > 0
+        # The trace is that of the search which found the proof.
+        trace = batch[k].stats.trace
+        assert 0 < trace.bound[-1] <= trace.value[-1]
+        assert trace.passes[-1] <= batch[k].stats.passes
     for k in sorted({*range(len(right))} - {*infeasible}):
         assert batch.status[k] is sc.Status.GAP_REACHED
         assert batch.bound[k] - 1e-9 <= truths[k] <= batch.value[k] + 1e-9
@@ -246,6 +251,15 @@ def test_solvers_without_multipliers_refuse():
     problem = lp(np.ones((1, 2)), np.ones(1), np.ones(2))
     with pytest.raises(sc.ProblemError, match="'simple' has no multipliers for side constraints"):
         sc.solve(problem, solver="simple")
+
+
+@pytest.mark.parametrize("solver", [["auto"], ("mirror", "auto"), (("auto",), "polish")])
+def test_sequences_of_solvers_know_of_constraints(solver):
+    # "auto" within a sequence used to become greedy steps, which were then refused.
+    names = [each.name for each in named_solver(solver, constrained=True)]
+    assert "greedy" not in names
+    assert "greedy" in [each.name for each in named_solver(solver)]
+    _refuse_without_multipliers(solver)
 
 
 @pytest.mark.slow

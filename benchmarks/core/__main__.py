@@ -35,7 +35,7 @@ def _current(part: str, options) -> bool:
     held = records.load(part)
     if held is None or options.fresh:
         return False
-    return options.keep or held["made"]["code"] == records.code_version()
+    return options.keep or held["made"]["code"] == records.part_version(part)
 
 
 def main() -> None:

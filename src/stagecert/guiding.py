@@ -142,7 +142,10 @@ def _of_largest(problem: Any, units: Sides, functions=(_largest, _nothing)) -> A
 
 @dataclass(frozen=True)
 class Prepared:
-    """A problem with its guide; which lanes are infeasible, the proof of it, and what it cost."""
+    """A problem with its guide; which lanes are infeasible, the proof of it, and what it cost.
+
+    `records` are those of the search for the smallest largest constraint, as a `Search` keeps them.
+    """
 
     problem: Problem
     axes: Any
@@ -150,6 +153,7 @@ class Prepared:
     proof: Certificate | None
     iterations: np.ndarray
     passes: np.ndarray
+    records: list
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ def prepared(problem: Problem, axes, points: Point, before: Before) -> Prepared:
     nothing = np.zeros(size, np.int32)
     if not shallow.any():
         problem, axes = attached(problem, axes, found.guide)
-        return Prepared(problem, axes, np.zeros(size, bool), None, nothing, nothing)
+        return Prepared(problem, axes, np.zeros(size, bool), None, nothing, nothing, [])
     units = found.units if axes is not None else jax.tree.map(lambda x: x[0], found.units)
     largest = _of_largest(problem, units)
     marks = None
@@ -200,7 +204,7 @@ def prepared(problem: Problem, axes, points: Point, before: Before) -> Prepared:
         bound = before.derived(problem, axes, proof)
         proof, refuted = replace(proof, bound=bound), refuted & (bound > 0)
     problem, axes = attached(problem, axes, guide)
-    return Prepared(problem, axes, refuted, proof, kept.iteration, kept.passes)
+    return Prepared(problem, axes, refuted, proof, kept.iteration, kept.passes, loop.records)
 
 
 def _with_interior(axes, problem, guide: Guide, inside, deeper) -> Guide:

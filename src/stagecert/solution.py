@@ -65,7 +65,8 @@ class Stats:
         passes: forward or backward passes over the stages that the search made; certifying its
             result in float64 takes five more.
         seconds: wall time, compilation included; of the whole batch for `solve_batch`.
-        trace: one entry for each iteration on the problem itself.
+        trace: one entry for each iteration on the problem itself; for infeasible problems, on the
+            largest side constraint (each in its own unit), whose bound became positive.
     """
 
     iterations: int

@@ -71,7 +71,7 @@ def named_solver(
     if isinstance(solver, AbstractSolver):
         return (solver,)
     if isinstance(solver, Sequence) and solver:
-        return tuple(s for entry in solver for s in named_solver(entry, steep))
+        return tuple(s for entry in solver for s in named_solver(entry, steep, constrained))
     raise ProblemError(
         f"solver must be a name, an AbstractSolver or a sequence of these, not {solver!r}."
     )
@@ -101,8 +101,11 @@ def solve(
     Args:
         problem: what to solve.
         atol, rtol: absolute and relative tolerance on the gap.
-        solver: "auto" (greedy steps, then polishing), "greedy", "polish", "accelerated", "simple",
-            "safe", a solver object, or a sequence of these to run one after the other.
+        solver: "auto", "greedy", "polish", "mirror", "accelerated", "simple", "safe", "damped",
+            "slope_ascent", a solver object, or a sequence of these to run one after the other.
+            "auto" is greedy steps, then polishing; with side constraints polishing alone, and
+            where slopes are infinite at the border of the inputs' set (entropy), mirror steps
+            first. Side constraints need multipliers, which "auto", "polish" and "mirror" have.
         start: where to start; by default the centre of the set, fractions 0.5.
         target: stop as soon as `bound > target` (proven) or `value <= target` (cannot be proven).
         max_iterations: limit on the steps of all solvers together.
@@ -257,7 +260,12 @@ class _Job:
         if known.infeasible.any():
             kept.code[known.infeasible] = INFEASIBLE
             certified = certified.infeasible_where(known.infeasible, known.proof)
-        return self._solution(kept, certified, search.records)
+        # Where nothing is feasible, the search that showed it is the one there is to look at.
+        shown = [
+            (np.where(known.infeasible[place], place, -1), history, name)
+            for place, history, name in known.records
+        ]
+        return self._solution(kept, certified, shown + search.records)
 
     def _searched(self, problem, axes, solvers, goal: Goal):
         arrays = as_arrays(problem, common_dtype(problem))
