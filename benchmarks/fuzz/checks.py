@@ -64,13 +64,13 @@ class Shares:
     """On which share of the graphs the dearer checks are made."""
 
     # Reading, values and the checker's bounds take 0.04 s a graph, each of the first three seconds.
-    ibp: float = 0.006
-    backward: float = 0.002
-    compiled: float = 0.0003  # "nonconvex", compiled
+    ibp: float = 0.004
+    backward: float = 0.001
+    compiled: float = 0.0002  # "nonconvex", compiled
     forged: float = 0.05
     rational: float = 0.02  # the checker in rationals
-    proofs: float = 0.0015
-    verify: float = 0.0015
+    proofs: float = 0.001
+    verify: float = 0.001
 
 
 @dataclass

@@ -18,7 +18,7 @@ import jax
 
 from benchmarks.fuzz import runner
 
-PORTION = 250
+PORTION = 500
 SECONDS = 900.0  # compilations, at a low priority on a busy machine
 _MOST_MEMORY = 3 * 2**29
 _CACHE = "JAX_COMPILATION_CACHE_DIR"

@@ -385,6 +385,8 @@ class Writer:
             if draw.random() < (0.15 if unused else 0.04):
                 outputs.append(name)
         outputs = outputs[:3]
+        if draw.random() < 0.04:
+            outputs.append(self.inputs[0][0])  # what goes in comes out
         draw.shuffle(outputs)
         old = self.opset <= 8
         infos = [helper.make_tensor_value_info(n, self.kind, s) for n, s in self.inputs]

@@ -4,6 +4,9 @@ A mutant is killed by the first graph on which a check fails that does not fail 
 For faults of the importer, the gate is tried as well: with the fault in place, `verify` and the
 prover are asked about a property that has a counterexample and that the wrong bound excludes; the
 checker must not let an "unsat" through.
+
+Mutants that the record has are not hunted again, so that a run that was ended goes on where it was,
+and new mutants cost no more than themselves. Remove the record to hunt all of them.
 """
 
 import collections
@@ -69,17 +72,31 @@ def _one(name: str, count: int, seed: int) -> dict:
 def main(count: int, seed: int, jobs: int, out: Path) -> dict:
     """All mutants; the record that is written down."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    names, rows = list(all_mutants()), []
+    path = out / "mutants.json"
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    known = {f"{row['side']}: {row['mutant']}": row for row in kept}
+    known = {name: row for name, row in known.items() if name in all_mutants()}
+    names = [name for name in all_mutants() if name not in known]
     context = multiprocessing.get_context("spawn")
+    record = _record(seed, known)
     # A few mutants for each process: JAX keeps what it compiled.
     with context.Pool(jobs, maxtasksperchild=6) as pool:
         for row in pool.imap(functools.partial(_one, count=count, seed=seed), names):
-            rows.append(row)
+            known[f"{row['side']}: {row['mutant']}"] = row
             print(f"{row['side']}: {row['mutant']}: {row['killed_by']}", flush=True)
+            record = _record(seed, known)
+            out.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _record(seed: int, known: dict[str, dict]) -> dict:
+    """What is written down, in the order of the mutants."""
+    rows = [known[name] for name in all_mutants() if name in known]
     gates = [row.get("gate", {}) for row in rows]
     passed = [gate.get("proof") == "accepted" or gate.get("verify") == "unsat" for gate in gates]
     bad = [row for row, past in zip(rows, passed, strict=True) if past or row["killed_by"] is None]
-    record = {
+    return {
         "kind": "mutants",
         "seed": seed,
         "mutants": len(rows),
@@ -91,6 +108,3 @@ def main(count: int, seed: int, jobs: int, out: Path) -> dict:
         "failures": bad,
         "rows": rows,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "mutants.json").write_text(json.dumps(record, indent=1) + "\n")
-    return record

@@ -40,6 +40,10 @@ class Mutant:
     plant: Callable[[], Any]
 
 
+class _Then(str):
+    """The name of an operator that is applied to what the node's own makes."""
+
+
 # A fault of an operator changes a node's attributes and inputs; it may name another operator.
 Fault = Callable[[dict, list], str | None]
 
@@ -176,6 +180,39 @@ def _coarse(attributes, items) -> None:
             items[k] = np.asarray(np.ldexp(np.round(mantissa * 4096) / 4096, exponent), x.dtype)
 
 
+def _negates(attributes, items) -> str:
+    return _Then("Neg")
+
+
+def _negated(attributes, items) -> str:
+    """For operators that hand their first input on."""
+    attributes.clear()
+    del items[1:]
+    return "Neg"
+
+
+def _reversed_input(place: int) -> Fault:
+    def fault(attributes, items):
+        if _constant(items[place]):
+            items[place] = items[place][::-1].copy()
+
+    return fault
+
+
+def _rolled_gates(attributes, items) -> None:
+    """Every row of the weights is read as the one after it."""
+    items[1] = np.roll(items[1], 1, axis=1)
+
+
+def _reversed_result(attributes, items) -> None:
+    """The letters behind the arrow of an Einsum, from back to front."""
+    given = attributes["equation"]
+    left, arrow, right = (given if isinstance(given, str) else given.decode()).partition("->")
+    if "." not in right:
+        turned = left + arrow + right[::-1]
+        attributes["equation"] = turned if isinstance(given, str) else turned.encode()
+
+
 # name: operators, focus of the graphs, fault
 _FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Fault]] = {
     "Gemm ignores beta": (("Gemm",), ("Gemm",), _without("beta")),
@@ -229,7 +266,78 @@ _FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Fault]] = {
     "Abs is Relu": (("Abs",), ("Abs",), _as("Relu")),
     "Mul rounds its constant": (("Mul",), ("Mul",), _coarse),
     "Add rounds its constant": (("Add",), ("Add",), _coarse),
+    "Where swaps its branches": (("Where",), ("branch",), _swapped(1, 2)),
+    "Less is Greater": (("Less",), ("branch",), _as("Greater")),
+    "LessOrEqual is GreaterOrEqual": (("LessOrEqual",), ("branch",), _as("GreaterOrEqual")),
+    "Greater is Less": (("Greater",), ("branch",), _as("Less")),
+    "GreaterOrEqual is LessOrEqual": (("GreaterOrEqual",), ("branch",), _as("LessOrEqual")),
+    "And is Or": (("And",), ("branch",), _as("Or")),
+    "Or is And": (("Or",), ("branch",), _as("And")),
+    "Xor is Or": (("Xor",), ("branch",), _as("Or")),
+    "Not does nothing": (("Not",), ("branch",), _as("Identity")),
+    "ThresholdedRelu ignores alpha": (
+        ("ThresholdedRelu",), ("ThresholdedRelu",), _without("alpha")),
+    "Shrink ignores bias": (("Shrink",), ("Shrink",), _without("bias")),
+    "Softmax is LogSoftmax": (("Softmax",), ("Softmax",), _as("LogSoftmax")),
+    "Softmax ignores its axis": (("Softmax",), ("Softmax",), _without("axis")),
+    "LogSoftmax is Softmax": (("LogSoftmax",), ("LogSoftmax",), _as("Softmax")),
+    "LayerNormalization loses its bias": (
+        ("LayerNormalization",), ("LayerNormalization",), _no_bias),
+    "InstanceNormalization swaps scale and bias": (
+        ("InstanceNormalization",), ("InstanceNormalization",), _swapped(1, 2)),
+    "Einsum reverses the letters of its result": (("Einsum",), ("Einsum",), _reversed_result),
+    "LSTM takes gates for others": (("LSTM",), ("LSTM",), _rolled_gates),
+    "GRU takes gates for others": (("GRU",), ("GRU",), _rolled_gates),
+    "RNN takes rows of weights for others": (("RNN",), ("RNN",), _rolled_gates),
+    "LSTM ignores its direction": (("LSTM",), ("LSTM",), _without("direction")),
+    "GRU ignores linear_before_reset": (("GRU",), ("GRU",), _without("linear_before_reset")),
+    "Resize has one way to place points": (
+        ("Resize",), ("interpolation",), _without("coordinate_transformation_mode")),
+    "Upsample changes the sign": (("Upsample",), ("Upsample",), _negates),
+    "ScatterND writes in reverse order": (("ScatterND",), ("ScatterND",), _reversed_input(1)),
+    "Tile reverses its repeats": (("Tile",), ("Tile",), _reversed_input(1)),
+    "Expand does nothing": (("Expand",), ("Expand",), _as("Identity")),
+    "ReduceL1 is ReduceL2": (("ReduceL1",), ("ReduceL1",), _as("ReduceL2")),
+    "ReduceL2 is ReduceSumSquare": (("ReduceL2",), ("ReduceL2",), _as("ReduceSumSquare")),
+    "ReduceSumSquare is ReduceL1": (
+        ("ReduceSumSquare",), ("ReduceSumSquare",), _as("ReduceL1")),
+    "ReduceMin takes the maximum": (("ReduceMin",), ("ReduceMin",), _as("ReduceMax")),
+    "GlobalMaxPool takes the mean": (
+        ("GlobalMaxPool",), ("GlobalMaxPool",), _as("GlobalAveragePool")),
+    "Sin is Cos": (("Sin",), ("Sin",), _as("Cos")),
+    "Cos is Sin": (("Cos",), ("Cos",), _as("Sin")),
+    "Sqrt is Log": (("Sqrt",), ("Sqrt",), _as("Log")),
+    "Log is Sqrt": (("Log",), ("Log",), _as("Sqrt")),
+    "Exp is Softplus": (("Exp",), ("Exp",), _as("Softplus")),
+    "Erf is Tanh": (("Erf",), ("Erf",), _as("Tanh")),
+    "Reciprocal does nothing": (("Reciprocal",), ("Reciprocal",), _as("Identity")),
+    "Floor is Ceil": (("Floor",), ("Floor",), _as("Ceil")),
+    "Ceil is Round": (("Ceil",), ("Ceil",), _as("Round")),
+    "Round is Floor": (("Round",), ("Round",), _as("Floor")),
+    "Sign is Tanh": (("Sign",), ("Sign",), _as("Tanh")),
+    "Relu is Abs": (("Relu",), ("Relu",), _as("Abs")),
+    "Sigmoid is Tanh": (("Sigmoid",), ("Sigmoid",), _as("Tanh")),
+    "Tanh is Erf": (("Tanh",), ("Tanh",), _as("Erf")),
+    "HardSwish is Mish": (("HardSwish",), ("HardSwish",), _as("Mish")),
+    "Identity changes the sign": (("Identity",), ("Identity",), _negated),
+    "Dropout changes the sign": (("Dropout",), ("Dropout",), _negated),
+    "Cast changes the sign": (("Cast",), ("Cast",), _negated),
+    "CastLike changes the sign": (("CastLike",), ("CastLike",), _negated),
+    "Reshape changes the sign": (("Reshape",), ("Reshape",), _negates),
+    "Flatten changes the sign": (("Flatten",), ("Flatten",), _negates),
+    "Squeeze changes the sign": (("Squeeze",), ("Squeeze",), _negates),
+    "Unsqueeze changes the sign": (("Unsqueeze",), ("Unsqueeze",), _negates),
+    "ConstantOfShape is zero": (("ConstantOfShape",), ("constants",), _without("value")),
 }  # fmt: skip
+
+
+# name: operator, focus, what becomes of the constant that it makes
+_CHANGES: dict[str, tuple[str, tuple[str, ...], Callable]] = {
+    "Shape is one larger": ("Shape", ("constants",), lambda shape: shape + 1),
+    "Size is one larger": ("Size", ("constants",), lambda size: np.asarray(size + 1)),
+    "Constant is read twice": ("Constant", ("Constant",), lambda value: value + value),
+    "Range is turned around": ("Range", ("constants",), lambda values: values[::-1]),
+}
 
 
 @contextlib.contextmanager
@@ -237,22 +345,40 @@ def _planted(table: dict, operators, fault: Fault) -> Iterator[None]:
     """Nodes of some operators are changed before the table's own function sees them."""
     original = dict(table)
 
-    def wrong(call):
+    def wrong(own, call):
         items = call.inputs if hasattr(call, "inputs") else call.items
         other = fault(call.attributes, items)
+        if isinstance(other, _Then):
+            made = own(call)
+            items[:] = made if isinstance(made, list) else [made]
         if other is not None:
-            call.operator = other
+            call.operator = str(other)
             return original[other](call)
         return own(call)
 
     for operator in operators:
         if operator in table:
-            own = original[operator]
-            table[operator] = wrong
+            table[operator] = functools.partial(wrong, original[operator])
     try:
         yield
     finally:
         table.update(original)
+
+
+@contextlib.contextmanager
+def _planted_results(table: dict, operator: str, change: Callable) -> Iterator[None]:
+    """What an operator makes, a constant, is changed."""
+    original = table[operator]
+
+    def wrong(call):
+        made = original(call)
+        return [change(x) for x in made] if isinstance(made, list) else change(made)
+
+    table[operator] = wrong
+    try:
+        yield
+    finally:
+        table[operator] = original
 
 
 # -- what operators have in common -----------------------------------------------------------------
@@ -393,4 +519,16 @@ def all_mutants() -> dict[str, Mutant]:
         # What the checker refuses anyway cannot be read wrongly.
         if any(operator in table for operator in operators)
     ]
+    found += [
+        Mutant(name, side, focus, functools.partial(_planted_results, table, operator, change))
+        for name, (operator, focus, change) in _CHANGES.items()
+        for side, table in (("importer", CONVERTERS), ("checker", HANDLERS))
+        if operator in table
+    ]
     return {f"{one.side}: {one.name}": one for one in [*found, *_common()]}
+
+
+def operators_with_mutants() -> set[str]:
+    """The operators that have a fault of their own."""
+    faults = {operator for operators, _, _ in _FAULTS.values() for operator in operators}
+    return faults | {operator for operator, _, _ in _CHANGES.values()}

@@ -1,5 +1,6 @@
 """How Einsum, LSTM, GRU, RNN, linear interpolation and ScatterND get into a random graph."""
 
+import math
 from typing import Any
 
 from benchmarks.fuzz.graphs import Skip, Writer
@@ -28,13 +29,24 @@ def _einsum(w: Writer) -> None:
         w.emit("Einsum", [name for _, name in pair], equation=equation)
 
 
+def _sequence(w: Writer) -> str:
+    """A value with three axes; most have one step only, so others are made sequences of several."""
+    x = w.pick(least=1)
+    size = math.prod(w.shape(x))
+    lengths = [n for n in (2, 3) if size % n == 0 and size // n <= 4]
+    if not lengths or w.draw.random() < 0.3:
+        return w.pick(3)
+    length = w.draw.choice(lengths)
+    return w.one("Reshape", x, w.ints([length, 1, size // length]))
+
+
 def _recurrent(operator: str, gates: int):
     def recipe(w: Writer) -> None:
-        x = w.pick(3)
+        w.version(operator)
+        x = _sequence(w)
         length, batch, width = w.shape(x)
         if length > 3 or batch > 2 or width > 4 or not w.palette.tame:
             raise Skip("too large to unroll")
-        w.version(operator)
         size, way = w.draw.randint(1, 2), w.draw.choice(("forward", "reverse", "bidirectional"))
         ways = 2 if way == "bidirectional" else 1
         settings: dict[str, Any] = {"hidden_size": size, "direction": way}

@@ -131,6 +131,11 @@ def _norm(call: Call):
 def _repeated(call: Call):
     x, mode = call.value(), call.get("mode", b"nearest")
     newer = call.operator == "Resize" and call.reader.opset >= 11
+    if call.get("axes"):
+        raise Refused("is not supported with axes")
+    # Otherwise the sizes are not those of the result.
+    if call.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise Refused("is only supported where it may stretch")
     if mode == b"linear":
         return _interpolated(call, x, newer)
     if mode != b"nearest":
@@ -181,8 +186,6 @@ def _interpolated(call: Call, x: Value, newer: bool) -> Value:
     way = call.get("coordinate_transformation_mode", b"half_pixel") if newer else b"asymmetric"
     if call.get("antialias", 0):
         raise Refused("is not supported against aliases")
-    if call.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        raise Refused("is only supported where it may stretch")
     for name in ("cubic_coeff_a", "exclude_outside", "extrapolation_value", "nearest_mode"):
         call.get(name)  # these do not concern linear interpolation of such places
     for axis, factor in enumerate(_factors(call, x, newer)):

@@ -5,6 +5,7 @@ certificate of something false are all noticed. Some planted faults show that th
 """
 
 import collections
+import json
 import random
 import sys
 from pathlib import Path
@@ -17,11 +18,13 @@ from flint import fmpq
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.fuzz import exact, graph_run, graphs, points
+from benchmarks.fuzz.__main__ import RESULTS
 from benchmarks.fuzz.checks import Checks, Shares, property_text
 from benchmarks.fuzz.mutant_run import hunt
-from benchmarks.fuzz.mutants import all_mutants
+from benchmarks.fuzz.mutants import all_mutants, operators_with_mutants
 from stagecert.networks.importers.onnx.model import supported
 from stagecert_check import properties
+from stagecert_check.graph import HANDLERS
 
 CHEAP = Shares(ibp=0, backward=0, compiled=0, forged=0.3, rational=0.1, proofs=0, verify=0)
 
@@ -130,8 +133,12 @@ def test_the_record_says_what_was_tested(tmp_path):
     assert all(row["seen"] == 1 for row in record["operators"].values())
 
 
-def test_there_are_mutants_of_many_operators():
+def test_every_operator_has_a_mutant_and_the_record_has_every_mutant():
+    assert operators_with_mutants() >= {*supported(), *HANDLERS}
     mutants = all_mutants()
+    record = json.loads((RESULTS / "mutants.json").read_text())
+    assert {f"{row['side']}: {row['mutant']}" for row in record["rows"]} == set(mutants)
+    assert record["failures"] == []
     assert sum(one.side == "importer" for one in mutants.values()) >= 30
     assert sum(one.side == "checker" for one in mutants.values()) >= 30
 

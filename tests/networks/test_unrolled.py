@@ -207,6 +207,15 @@ REFUSED = {
     "cubes": single(
         "Resize", [(1, 1, 4, 4)], [(1, None), (2, np.array([1, 1, 2, 2], np.float32))], mode="cubic"
     ),
+    # The importer took the sizes for those of the result.
+    "sizes that are limits": single(
+        "Resize", [(1, 1, 3, 4)], [(1, None), (2, None), (3, np.array([1, 1, 6, 12]))], opset=18,
+        keep_aspect_ratio_policy="not_larger",
+    ),
+    "sizes of some axes": single(
+        "Resize", [(1, 1, 3, 4)], [(1, None), (2, None), (3, np.array([6, 8]))], opset=18,
+        axes=[2, 3],
+    ),
     "sums": single(
         "ScatterND", [(4, 3), (2, 3)], [(1, np.array([[1], [1]]))], reduction="add"
     ),

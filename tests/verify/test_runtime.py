@@ -55,6 +55,13 @@ def test_the_numbers_are_those_of_onnx_runtime_here(runtime, tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_an_input_without_axes(runtime):
+    """It was handed on as a number, which ONNX Runtime does not take."""
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], inputs=(("x", []),))
+    found = Session(model, runtime).run(np.array([[-1.0], [2.0]], np.float32))
+    np.testing.assert_array_equal(found, [[0.0], [2.0]])
+
+
 def test_several_inputs_and_types(runtime):
     nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
     model = model_of(nodes, inputs=(("a", [2, 2]), ("b", [2])), kind=TensorProto.DOUBLE)

@@ -197,7 +197,7 @@ def test_the_time_limit_holds_also_while_compiling(folder):
     """Two seconds are over before anything is compiled."""
     begin = time.monotonic()
     done = run(folder, "hard.onnx", "hard.vnnlib", "--timeout", 2, "--result", folder / "t.txt")
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 4
     assert (done.returncode, done.stdout) == (10, "timeout\n")
     assert (folder / "t.txt").read_text() == "timeout\n"
 

@@ -78,7 +78,9 @@ class Server:
         session, names = self.sessions[heading["number"]], heading["names"]
         found = []
         for k in range(len(arrays[0])):
-            outputs = session.run(None, {n: a[k] for n, a in zip(names, arrays, strict=True)})
+            # An input without axes must be an array too.
+            feeds = {n: np.asarray(a[k]) for n, a in zip(names, arrays, strict=True)}
+            outputs = session.run(None, feeds)
             found.append(np.concatenate([np.asarray(x).reshape(-1) for x in outputs]))
         if found[0].dtype.kind not in "fiub":
             raise TypeError("Its outputs are no numbers.")

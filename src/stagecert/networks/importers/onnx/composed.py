@@ -129,6 +129,11 @@ def _norm(call: Call):
 @converts("Upsample", "Resize")
 def _repeated(call: Call):
     x = call.variable()
+    if call.get("axes") or call.get("antialias", 0):
+        raise Refused("is not supported with axes or against aliases")
+    # Otherwise the sizes are not those of the result.
+    if call.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise Refused("is only supported where it may stretch")
     if call.get("mode") == b"linear":
         return _interpolated(call, x)
     for axis, times in enumerate(_factors(call, x.shape)):
@@ -148,8 +153,8 @@ def _factors(call: Call, shape) -> list[int]:
         places = call.get("coordinate_transformation_mode", b"half_pixel")
         nearest = call.get("nearest_mode", b"round_prefer_floor")
         known = [(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")]
-        if (places, nearest) not in known or call.get("axes"):
-            raise Refused(f"is not supported with {places!r} and {nearest!r}, or with axes")
+        if (places, nearest) not in known:
+            raise Refused(f"is not supported with {places!r} and {nearest!r}")
     scales = _scales(call, shape)
     if any(s.denominator != 1 or s < 1 for s in scales):
         raise Refused("is only supported with whole factors, one for each axis")
@@ -180,10 +185,6 @@ def _interpolated(call: Call, x: Value) -> Value:
     """Linear interpolation: a matrix of shares for each axis that changes."""
     way = call.get("coordinate_transformation_mode", b"half_pixel").decode()
     way = way if _is_newer(call) else "asymmetric"
-    if call.get("axes") or call.get("antialias", 0):
-        raise Refused("is not supported with axes or against aliases")
-    if call.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        raise Refused("is only supported where it may stretch")
     for axis, scale in enumerate(_scales(call, x.shape)):
         shares = _shares_of_neighbours(x.shape[axis], scale, way)
         if scale == 1 and shares.shape[0] == x.shape[axis]:
