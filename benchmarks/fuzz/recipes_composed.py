@@ -1,5 +1,6 @@
 """How products of variables, steps, waves, softmax and branches get into a random graph."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -160,8 +161,33 @@ def _branch(w: Writer) -> None:
     w.emit("Where", [condition, *pair])
 
 
+def _blend(w: Writer) -> None:
+    """Where, on comparisons of any two values, or on a mask, between any two."""
+    x = w.pick()
+    kind = w.draw.randrange(4)
+    test = w.draw.choice(("Greater", "Less"))
+    if kind == 0:
+        condition = w.one(test, x, _partner(w, x))
+    elif kind == 1:
+        condition = w.one(test, x, w.floats(w.shape(x)))
+    elif kind == 2:
+        condition = w.one(test, w.scalar_of(w.draw.choice((-1, 0, 1))), x)
+    else:
+        w.version("Where")
+        mask = [w.draw.random() < 0.5 for _ in range(math.prod(w.shape(x)))]
+        condition = w.keep(np.reshape(mask, w.shape(x)))
+    if w.draw.random() < 0.2 and kind < 3:
+        w.emit("Mul", [w.one("Cast", condition, to=int(w.tensor_of(np.zeros(1)).data_type)), x])
+        return
+    pair = [w.one(w.draw.choice(("Sigmoid", "Abs", "Neg", "Tanh")), x), _partner(w, x)]
+    if w.draw.random() < 0.4:
+        pair[w.draw.randrange(2)] = w.floats(w.shape(x))
+    w.draw.shuffle(pair)
+    w.emit("Where", [condition, *pair])
+
+
 RECIPES = {
-    "branch": _branch, "Shrink": _shrink, "ThresholdedRelu": _thresholded_relu,
+    "branch": _branch, "blend": _blend, "Shrink": _shrink, "ThresholdedRelu": _thresholded_relu,
     "product": product, "quotient": quotient, "matrix product": matrix_product, "power": _power,
     **{name: _plain(name) for name in ("Sin", "Cos", "Erf", "Floor", "Ceil", "Round", "Sign")},
     **{name: _positive(name) for name in ("Log", "Sqrt", "Reciprocal")},

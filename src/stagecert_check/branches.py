@@ -1,8 +1,9 @@
 """Where and comparisons: what they make of one value, followed with exact numbers.
 
-Everything that such nodes read has to be a function of one and the same value that consists of
-lines. It is then a list of pieces in order, (end, slope, offset), the last of which ends at
-infinity; what it is at the ends themselves is kept apart.
+What such nodes read may be a function of one and the same value that consists of lines. It is then
+a list of pieces in order, (end, slope, offset), the last of which ends at
+infinity; what it is at the ends themselves is kept apart. Otherwise `Where` is a blend of what it
+chooses between.
 """
 
 import math
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from stagecert_check import linear
+from stagecert_check import linear, patterns
+from stagecert_check.constants import balls, settled
 from stagecert_check.functions import Activation, Refused, Value, activation_of
-from stagecert_check.graph import Call, Part, handles
+from stagecert_check.graph import MOST_ENTRIES, Call, Part, handles
 
 _MOST_PIECES = 12
 _DEEPEST = 8
@@ -27,6 +29,10 @@ _TESTS = {
 }
 _CONDITION, _SIGN = "a comparison", "sign"
 _ZERO, _ONE = Fraction(0), Fraction(1)
+
+
+class _Unknown(Refused):
+    """What is read is no function of the value that is made of lines."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +149,12 @@ def _of(call: Call, x: Any, origin: Value, depth: int = 0) -> Pieces:
     if isinstance(x, np.ndarray):
         numbers = set(x.reshape(-1).tolist()) if x.dtype == np.float64 else set()
         if len(numbers) != 1 or not math.isfinite(min(numbers)):
-            raise Refused("reads constants that are not one exact number")
+            raise _Unknown("reads constants that are not one exact number")
         if np.broadcast_shapes(x.shape, origin.shape) != origin.shape:
-            raise Refused("reads a constant with more entries than the value")
+            raise _Unknown("reads a constant with more entries than the value")
         return _straight(_ZERO, Fraction(numbers.pop()))
     if not isinstance(x, Value) or x.shape != origin.shape or depth > _DEEPEST:
-        raise Refused("reads what is no known function of one value")
+        raise _Unknown("reads what is no known function of one value")
     root, slope, offset = call.exactly(x)
     if root.index == origin.index:
         return _straight(slope, offset)
@@ -161,7 +167,7 @@ def _of(call: Call, x: Any, origin: Value, depth: int = 0) -> Pieces:
         ]
         return _combined(terms, offset)
     if not _bends(node.operation):
-        raise Refused("reads what is no known function of one value")
+        raise _Unknown("reads what is no known function of one value")
     inner = _of(call, arguments[0], origin, depth + 1)
     below = {"abs": _combined([(-_ONE, inner)], _ZERO), "relu": _straight(_ZERO, _ZERO)}
     if node.operation.kind == _SIGN:
@@ -194,7 +200,11 @@ def _remembered(call: Call, origin: Value, truth: Pieces) -> Value:
 def _compare(call: Call):
     x, y = call.items
     origin = _origin(call, x if isinstance(x, Value) else y)
-    pair = [(_ONE, _of(call, x, origin)), (-_ONE, _of(call, y, origin))]
+    try:
+        pair = [(_ONE, _of(call, x, origin)), (-_ONE, _of(call, y, origin))]
+    except _Unknown:  # the difference is compared with zero
+        origin = _total(call, [(x, 1), (y, -1)])
+        pair = [(_ONE, _straight(_ONE, _ZERO))]
     return _remembered(call, origin, _signs(_combined(pair, _ZERO), _TESTS[call.operator]))
 
 
@@ -218,12 +228,69 @@ def _logic(call: Call):
 
 @handles("Where")
 def _where(call: Call):
-    origin, truth = _condition(call, 0)
     x, y = call.items[1:]
+    if isinstance(call.item(0), np.ndarray):
+        return _masked(call, call.constant(0), x, y)
+    origin, truth = _condition(call, 0)
     found = _softplus(call, origin, truth, x, y)
     if found is not None:
         return found
-    return _broken(call, origin, _either(truth, _of(call, x, origin), _of(call, y, origin)))
+    try:
+        pieces = _either(truth, _of(call, x, origin), _of(call, y, origin))
+    except _Unknown:
+        # y + s * (x - y), where s is one if the condition holds and zero else.
+        return _blended(call, indicator(call, 0), x, y)
+    return _broken(call, origin, pieces)
+
+
+def indicator(call: Call, k: int) -> Value:
+    """An input that is a comparison as a number: one where it holds, and zero else."""
+    origin, truth = _condition(call, k)
+    share = _either(truth, _straight(_ZERO, _ONE), _straight(_ZERO, _ZERO))
+    return _broken(call, origin, share)
+
+
+def _total(call: Call, items: list[tuple[Any, int]]) -> Value:
+    """The sum of two items, times their signs, of which one at least is a variable."""
+    shape = np.broadcast_shapes(*(x.shape for x, _ in items))
+    made = [
+        (call.broadcast(x, shape) if sign > 0 else call.negated(call.broadcast(x, shape)))
+        for x, sign in items
+        if isinstance(x, Value)
+    ]
+    constants = [(k, sign) for k, (x, sign) in enumerate(items) if isinstance(x, np.ndarray)]
+    if len(made) == 2:
+        return call.apply(linear.Sum((1, 1)), *made, shape=shape)
+    ((k, sign),) = constants
+    array = items[k][0]
+    if array.dtype not in (np.float64, object):
+        raise Refused("reads constants that are no floating-point numbers")
+    return call.shift(made[0], settled(balls(array) * sign))
+
+
+def _blended(call: Call, share: Value, x: Any, y: Any) -> Value:
+    if isinstance(x, Value) or isinstance(y, Value):
+        chosen = patterns.multiplied(call, share, _total(call, [(x, 1), (y, -1)]))
+    else:
+        chosen = call.scale(share, settled(balls(call.floats(1)) - balls(call.floats(2))))
+    return _total(call, [(chosen, 1), (y, 1)])
+
+
+def _masked(call: Call, mask: np.ndarray, x: Any, y: Any) -> Value:
+    """Which of both is known: each, with zeros where the other one is."""
+    if mask.dtype != bool:
+        raise Refused("needs a condition of truth values")
+    shape = np.broadcast_shapes(mask.shape, x.shape, y.shape)
+    if math.prod(shape) > MOST_ENTRIES:
+        raise Refused("makes a tensor that is too large")
+    items: list[tuple[Any, int]] = []
+    for k, (one, kept) in enumerate(((x, mask), (y, ~mask))):
+        if isinstance(one, Value):
+            items.append((call.scale(one, kept.astype(np.float64)), 1))
+        else:
+            zero = np.zeros((), call.floats(k + 1).dtype)
+            items.append((np.where(kept, np.broadcast_to(one, shape), zero), 1))
+    return _total(call, items)
 
 
 @handles("ThresholdedRelu")

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from flint import arb, fmpq
 
+from stagecert_check.branches import indicator
 from stagecert_check.constants import settled
 from stagecert_check.functions import Refused, Value
 from stagecert_check.graph import FLOATS, MOST_ENTRIES, Call, handles
@@ -36,8 +37,12 @@ def _cast(call: Call) -> Any:
     call.get("round_mode")
     x, floats = call.item(0), call.reader.floats
     kinds = _kinds(call.item(1), floats) if call.operator == "CastLike" else {call.get("to")}
-    if kinds == {_BOOL} and isinstance(x, Value) and x.index in call.reader.conditions:
-        return x
+    if isinstance(x, Value) and x.index in call.reader.conditions:
+        if kinds == {_BOOL}:
+            return x
+        if call.operator == "Cast" and kinds <= set(FLOATS):
+            floats |= kinds
+            return indicator(call, 0)
     if kinds <= {_INT32, _INT64, _BOOL}:
         if not isinstance(x, np.ndarray) or x.dtype == object:
             raise Refused("to integers or truth values is only supported for exact constants")

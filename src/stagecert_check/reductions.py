@@ -175,7 +175,7 @@ def _depth_to_space(call: Call):
     if b < 1 or c % (b * b) or mode not in (b"DCR", b"CRD"):
         raise Refused("has blocks that do not fit")
 
-    def spread(a):
+    def spread(a: np.ndarray) -> np.ndarray:
         if mode == b"DCR":
             parts = a.reshape(n, b, b, -1, h, w).transpose(0, 3, 4, 1, 5, 2)
         else:
@@ -192,7 +192,7 @@ def _space_to_depth(call: Call):
     if b < 1 or h % b or w % b:
         raise Refused("has blocks that do not fit")
 
-    def gathered(a):
+    def gathered(a: np.ndarray) -> np.ndarray:
         parts = a.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
         return parts.reshape(n, -1, h // b, w // b)
 

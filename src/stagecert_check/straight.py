@@ -4,6 +4,7 @@ A line may have any slope: its offset is derived here, as far in as is safe. The
 function and line is extreme at an end, a kink, a jump or a corner of a box.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,10 +118,12 @@ class Piecewise(Activation):
     def slopes(self, low: np.ndarray, high: np.ndarray):
         knots = [np.clip(before, low, high) for before, _ in self.knots]
         x = np.stack([low, *knots, high])
-        f = np.zeros(x.shape)
-        for s, t, where, _ in self._ends(x, x):
-            f = np.where(where, s * x + t, f)
-        return hull_slope(x, f, 1), hull_slope(x, f, -1)
+        # At a jump, the smaller value counts below and the larger one above.
+        least, most = np.full(x.shape, np.inf), np.full(x.shape, -np.inf)
+        for s, t, where, _ in itertools.islice(self._ends(x, x), 0, None, 2):  # ends are equal
+            least = np.where(where, np.minimum(least, s * x + t), least)
+            most = np.where(where, np.maximum(most, s * x + t), most)
+        return hull_slope(x, least, 1), hull_slope(x, most, -1)
 
 
 class Maximum(Activation):

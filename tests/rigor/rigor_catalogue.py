@@ -293,6 +293,35 @@ BRANCHES = [
     Entry("thresholded relu", _one("ThresholdedRelu", alpha=0.75)),
 ]  # fmt: skip
 
+# What is chosen is no function of the value that is compared, or is none that is made of lines.
+BLENDED = [
+    Entry("where, curves", lambda m, x: m.node(
+        "Where", m.node("Greater", x, m.constant(0.25)), m.node("Exp", x), m.node("Sin", x)),
+        slack=1e-11),
+    Entry("where, another value", lambda m, x: m.node("Where", m.node("Less", m.node(
+        "ReduceSum", x, m.constant([1])), m.constant(0.25)), x, m.node("Neg", x)), slack=1e-11),
+    Entry("where, two variables", lambda m, x: m.node("Where", m.node("GreaterOrEqual", x, m.node(
+        "ReduceMean", x, m.constant([3]))), x, m.constant(1.0)), slack=1e-11),
+    Entry("where, constants", lambda m, x: m.node("Where", m.node(
+        "Greater", x, m.weights(6)), m.weights(7, 6), m.weights(6)), slack=1e-11),
+    Entry("where, a constant first", lambda m, x: m.node("Where", m.node(
+        "Greater", m.constant([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), x), m.node("Abs", x), x),
+        slack=1e-11),
+    # Equal numbers of a larger shape make the result larger.
+    Entry("where, larger", lambda m, x: m.node("Where", m.node(
+        "Greater", x, m.constant(0.5)), m.constant([[0.5] * 6, [0.5] * 6]), m.constant(0.0)),
+        (1, 6), slack=1e-11),
+    Entry("where, compared with larger", lambda m, x: m.node("Where", m.node(
+        "Greater", x, m.constant([[0.5] * 6, [0.5] * 6])), x, m.constant(0.0)), (1, 6),
+        slack=1e-11),
+    Entry("a comparison as a number", lambda m, x: m.node("Mul", m.node("Cast", m.node(
+        "Greater", x, m.constant(0.25)), to=1), m.node("Exp", x)), slack=1e-11),
+    Entry("where, a mask", lambda m, x: m.node("Where", m.node("Less", m.constant(
+        [0, 1, 2, 3, 4, 5]), m.constant([3])), x, m.constant(-9.0))),
+    Entry("where, a mask of variables", lambda m, x: m.node("Where", m.node("Less", m.constant(
+        [[0], [1], [2], [3], [4], [5], [6]]), m.constant([3])), m.node("Neg", x), x)),
+]  # fmt: skip
+
 LINEAR = [
     Entry("gemm", lambda m, x: m.node("Gemm", x, m.weights(3, 5), m.weights(3), transB=1,
                                       alpha=0.5, beta=2.0), (1, 5)),
@@ -542,6 +571,7 @@ WIDER = [
 
 READ = [
     *LINEAR, *MOVES, *NONLINEAR, *SPELT, *PRODUCTS, *COMPOSED, *REDUCTIONS, *UNROLLED, *BRANCHES,
+    *BLENDED,
     *CONSTANTS,
     *OLD,
 ]  # fmt: skip

@@ -375,3 +375,13 @@ def test_power_series_that_are_cut_off_too_early_are_an_error():
             tables.Table(lambda x: x.exp()).value(np.zeros(1))
     finally:
         ctx.cap = cap
+
+
+def test_default_lines_at_a_jump():
+    # The line above a step that falls went through the end of the jump, and was raised by as much.
+    step = activation_of("broken_line", knot0=0.0, slope0=0.0, offset0=1.0, slope1=0.0, offset1=0.0)
+    low, high = np.array([-1.0, -3.0]), np.array([3.0, 1.0])
+    below, above = step.slopes(low, high)
+    np.testing.assert_allclose(above, [-1 / 3, 0], rtol=1e-15)
+    np.testing.assert_allclose(below, [0, -1 / 3], rtol=1e-15)
+    np.testing.assert_allclose(step.offset(low, high, above, -1), [1, 1], rtol=1e-15)

@@ -41,7 +41,9 @@ def test_both_read_or_both_refuse(entry):
     assert (outcomes[0] == "read") == (entry in catalogue.READ)
 
 
-@pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in catalogue.REDUCTIONS])
+@pytest.mark.parametrize(
+    "entry", [pytest.param(e, id=e.name) for e in (*catalogue.REDUCTIONS, *catalogue.BLENDED)]
+)
 def test_the_importer_computes_what_runtimes_do(entry):
     model = entry.model()
     network = importer.load(model.SerializeToString())

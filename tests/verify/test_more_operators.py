@@ -48,6 +48,8 @@ BODIES = {
     "unit length": ("p = Add(h, half)  u = LpNormalization(p)  s = CumSum(u, one)"
                     "  y = Slice(s, one, two, one)",
                     lambda h: (h[0] + h[1] + 1) / np.linalg.norm(h + 0.5, axis=0)),
+    "choice": ("c = Less(a, b)  e = Exp(a)  y = Where(c, e, b)",
+               lambda h: np.where(h[0] < h[1], np.exp(h[0]), h[1])),
     "powers of two": ("base = Constant <value_float = 2.0> ()  p = Pow(base, b)  y = Sub(a, p)",
                       lambda h: h[0] - 2.0 ** h[1]),
 }  # fmt: skip

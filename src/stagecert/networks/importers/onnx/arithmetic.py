@@ -455,6 +455,11 @@ def product(call: Call, x: Value, y: Value) -> Value:
         (root, a, b), (other, c, d) = call.affine(x), call.affine(y)
         if _same(root, other):
             return _quadratic(call, root, a * c, a * d + b * c, b * d)
+    return multiplied(call, x, y)
+
+
+def multiplied(call: Call, x: Value, y: Value) -> Value:
+    """x * y of two variables, entry by entry."""
     shape = np.broadcast_shapes(x.shape, y.shape)
     return call.add(op.Product(), _stacked(call, (x, y), shape))
 

@@ -481,7 +481,7 @@ class _Conversion:
             reason = row.reason
             if any(isinstance(x, Placeholder) and x.kind == "condition" for x in made):
                 role, relaxation = "refused", None
-                reason = "is only supported as the condition of a Where that makes an activation"
+                reason = "is only supported as the condition of a Where, or cast to a number"
             self.rows[place] = replace(
                 row, role=role, reason=reason, relaxation=relaxation, steps=len(kinds)
             )

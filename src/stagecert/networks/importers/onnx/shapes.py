@@ -16,6 +16,7 @@ from stagecert.networks.importers.onnx.nodes import (
     place,
     places,
 )
+from stagecert.networks.importers.onnx.where import indicator
 
 
 def reshape(call: Call, x: Value, shape) -> Value:
@@ -342,8 +343,11 @@ def _cast(call: Call):
     else:
         floating = call.get("to") in FLOATS
     x = call.item(0)
-    if call.get("to") == _BOOL and isinstance(x, Value) and call.draft.is_condition(x):
-        return x
+    if isinstance(x, Value) and call.draft.is_condition(x):
+        if call.get("to") == _BOOL:
+            return x
+        if call.get("to") in FLOATS:
+            return indicator(call, x)
     if not floating:
         raise Refused("of a variable to integers or to truth values is not supported")
     return call.variable()

@@ -1,5 +1,7 @@
 """Comparisons and `Where`: functions of one value that are made of lines, and how softplus ends.
 
+Everything else that `Where` chooses between is blended: y + s * (x - y) with a step s.
+
 PyTorch's exporters write Softshrink, Hardshrink and Threshold with comparisons, and Softplus with
 one that makes it linear where it nearly is. What such nodes compute is followed exactly, as a
 function of the one value that all of them read: its knots, and its value at any rational number.
@@ -17,8 +19,15 @@ import numpy as np
 from stagecert.networks import operations as op
 from stagecert.networks.graph import Value
 from stagecert.networks.importers import enclosures
-from stagecert.networks.importers.enclosures import CONSTANT
-from stagecert.networks.importers.onnx.nodes import Call, Placeholder, Refused, converts
+from stagecert.networks.importers.enclosures import CONSTANT, Constant
+from stagecert.networks.importers.onnx.arithmetic import add_up, multiplied
+from stagecert.networks.importers.onnx.nodes import (
+    Call,
+    Placeholder,
+    Refused,
+    check_size,
+    converts,
+)
 
 # More than this is no activation that anyone spells out.
 MOST_KNOTS = 8
@@ -176,10 +185,11 @@ def _compare(call: Call):
     root = _root(call, variable)
     parts = [_function(call, x, root) for x in call.inputs]
     if parts[0] is None or parts[1] is None:
-        raise Refused(
-            "compares what is no known function of one value; comparisons are only supported "
-            "inside of activations"
-        )
+        # Of the difference, which is compared with zero.
+        root = add_up(call, call.inputs, [1, -1])
+        parts = [_line(Fraction(1), Fraction(0)), _line(Fraction(0), Fraction(0))]
+    assert parts[0] is not None
+    assert parts[1] is not None
     return _condition(call, root, _compared(parts[0], parts[1], _TESTS[call.operator]))
 
 
@@ -199,14 +209,59 @@ def _logic(call: Call):
 @converts("Where")
 def _where(call: Call):
     condition, x, y = call.inputs
+    if isinstance(condition, CONSTANT):
+        return _masked(call, condition, x, y)
     root, truth = _truth(call, condition)
     found = _softplus(call, root, truth, x, y)
     if found is not None:
         return found
     parts = [_function(call, one, root) for one in (x, y)]
     if parts[0] is None or parts[1] is None:
-        raise Refused("chooses between what are no known functions of the value that is compared")
+        return _blended(call, root, truth, x, y)
     return broken_line(call, root, _chosen(truth, parts[0], parts[1]))
+
+
+def _share(call: Call, root: Value, truth: Function) -> Value:
+    """One where the condition holds, and zero else: a step."""
+    one, zero = (_line(Fraction(0), Fraction(number)) for number in (1, 0))
+    return broken_line(call, root, _chosen(truth, one, zero))
+
+
+def indicator(call: Call, condition: Value) -> Value:
+    """A comparison as a number."""
+    return _share(call, *_truth(call, condition))
+
+
+def _masked(call: Call, mask: Constant, x: Any, y: Any) -> Value:
+    """Which of both is known: each, with zeros where the other one is."""
+    if not isinstance(mask, np.ndarray) or mask.dtype != bool:
+        raise Refused("needs a condition of truth values")
+    shape = np.broadcast_shapes(mask.shape, x.shape, y.shape)
+    check_size(shape)
+    kept = [
+        call.scale(one, share.astype(np.float32)) if isinstance(one, Value)
+        else _only(one, share, shape) for one, share in ((x, mask), (y, ~mask))
+    ]  # fmt: skip
+    return add_up(call, kept, [1, 1])
+
+
+def _only(constant: Constant, mask: np.ndarray, shape) -> Constant:
+    if isinstance(constant, np.ndarray):
+        return np.where(mask, np.broadcast_to(constant, shape), np.zeros((), constant.dtype))
+    return constant.moved(lambda a: np.where(mask, np.broadcast_to(a, shape), 0.0))
+
+
+def _blended(call: Call, root: Value, truth: Function, x: Any, y: Any) -> Value:
+    """y + s * (x - y), where s is one if the condition holds and zero else.
+
+    s jumps: what is bounded has all values between the two where the condition is not decided.
+    """
+    share = _share(call, root, truth)
+    if isinstance(x, Value) or isinstance(y, Value):
+        chosen = multiplied(call, share, add_up(call, [x, y], [1, -1]))
+    else:
+        chosen = call.scale(share, enclosures.add(x, enclosures.negative(y)))
+    return add_up(call, [chosen, y], [1, 1])
 
 
 @converts("ThresholdedRelu")
