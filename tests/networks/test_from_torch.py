@@ -18,6 +18,7 @@ from stagecert import networks  # noqa: E402
 from stagecert.errors import ProblemError  # noqa: E402
 from stagecert.networks import operations as op  # noqa: E402
 from stagecert.networks.importers.torch import from_torch  # noqa: E402
+from stagecert.verify import verify  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -220,3 +221,56 @@ def test_exporters_write_what_is_written_down(key):
         for model in (onnx.load_from_string(file.getvalue()), model_of(key))
     )
     assert found == wanted
+
+
+class Attention(nn.Module):
+    """Two heads over three tokens, with a residual connection and a normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.last = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(24, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        h = self.embed(x)
+        return self.last(self.norm(h + self.attention(h, h, h)[0]).flatten(1))
+
+
+def small_cnn(activation, *last):
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2), activation, nn.Flatten(), nn.Linear(27, 3), *last
+    )
+
+
+WHOLE = {
+    "softplus": lambda: small_cnn(nn.Softplus()),
+    "gelu": lambda: small_cnn(nn.GELU()),
+    "mish": lambda: small_cnn(nn.Mish()),
+    "log_softmax": lambda: small_cnn(nn.ReLU(), nn.LogSoftmax(dim=1)),
+    "attention": Attention,
+    "encoder": lambda: nn.Sequential(
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Flatten(), nn.Linear(12, 3)
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, about itself
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_models_are_verified_from_both_exporters(name, dynamo, tmp_path):
+    """From the file as PyTorch writes it, with weights beside it, to a checked answer."""
+    module = WHOLE[name]().eval()
+    x = torch.rand(1, 3, 4) if name in ("attention", "encoder") else torch.rand(1, 1, 8, 8)
+    best = int(module(x).argmax())
+    torch.onnx.export(module, (x,), tmp_path / "model.onnx", dynamo=dynamo, verbose=False)
+    box = [
+        f"(declare-const X_{k} Real) (assert (>= X_{k} {v - 1e-3:.6f}))"
+        f" (assert (<= X_{k} {v + 1e-3:.6f}))"
+        for k, v in enumerate(x.flatten().tolist())
+    ]
+    box += [f"(declare-const Y_{k} Real)" for k in range(3)]
+    others = " ".join(f"(and (<= Y_{best} Y_{k}))" for k in range(3) if k != best)
+    verdict = verify(tmp_path / "model.onnx", "\n".join([*box, f"(assert (or {others}))"]), 300)
+    assert (verdict.answer, verdict.checked) == ("unsat", True)
+    assert verdict.without == ("LogSoftmax" if name == "log_softmax" else None)

@@ -516,6 +516,14 @@ def test_casts_that_round():
     g = Graph(17, x=["batch", 4])
     g("Gather", "x", g("Cast", number(1.5), to=TensorProto.INT64), axis=1)
     assert "rounds constants" in refusal(g)
+    # A third is no number of single precision, but a cast of what has that type does nothing:
+    # PyTorch's older exporter writes one behind 1 / sqrt(d) of attention.
+    third = lambda g: g("Div", number(1), number(3))  # noqa: E731
+    network = graph(lambda g: g("Add", "x", g("Cast", third(g), to=TensorProto.FLOAT)), opset=19)
+    encloses(network, lambda x: x + Fraction(1, 3))
+    g = Graph(17, x=["batch", 1])
+    g("Add", "x", g("Cast", third(g), to=TensorProto.FLOAT16))
+    assert "rounds constants" in refusal(g)
 
 
 def test_integers_are_divided_towards_zero_and_do_not_overflow():

@@ -84,11 +84,16 @@ def constant(attributes: dict) -> np.ndarray:
 
 
 def fold(
-    call: Call, node: onnx.NodeProto, like: int | None = None, limit: int = LARGEST_COMPUTED
+    call: Call,
+    node: onnx.NodeProto,
+    like: int | None = None,
+    limit: int = LARGEST_COMPUTED,
+    own: int | None = None,
 ) -> list[Constant]:
     """The outputs of a node whose inputs are all constant; at most `limit` entries.
 
-    `like` is the type of what a CastLike imitates.
+    `like` is the type of what a CastLike imitates, `own` that of the first input, if
+    that has floating-point numbers.
     """
     operator, known = call.operator, [x for x in call.inputs if x is not None]
     if operator not in _MOVED | _CASTS and operator not in _WHOLE and operator not in _FLOATING:
@@ -97,7 +102,10 @@ def fold(
     if operator in _MOVED:
         return _moved(call, node)
     if operator in _CASTS:
-        return [_cast(_first(call), call.get("to") if operator == "Cast" else like)]
+        to = call.get("to") if operator == "Cast" else like
+        # To its own type a cast does nothing, also where numbers are computed exactly.
+        same = own == to and _is_floating(_first(call))
+        return [_first(call) if same else _cast(_first(call), to)]
     floating = [_is_floating(x) for x in known]
     table = _FLOATING if floating[0] else _WHOLE
     if operator not in table or (not floating[0] and any(floating)):

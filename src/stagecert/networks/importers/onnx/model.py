@@ -410,7 +410,8 @@ class _Conversion:
         outputs = [name if name in self._read else "" for name in node.output]
         call = Call(self.draft, node.op_type, node.name, inputs, attributes, self.opset, outputs)
         if constants:
-            made = fold(call, node, self._type(node), self._left)
+            own = self._types.get(node.input[0]) if node.input else None
+            made = fold(call, node, self._type(node), self._left, own)
             assert all(isinstance(x, CONSTANT) for x in made), node.op_type
             self._left -= sum(array.size for array in made)
             return made, []
