@@ -26,6 +26,8 @@ from stagecert_check.straight import hull_slope
 FRESH_STEP, SLOPE_STEP = 0.3, 0.1
 # The first step of a force, in units of its layer's mean cotangent, or of a share of itself.
 FORCE_STEP, SHARE = 16.0, 0.25
+# Where activations are curved, lines move with the splits, and long steps do harm.
+CURVED_FORCE_STEP, CURVED_DECAY = 2.0, 0.85
 # The same, in units of the mean force, where no row takes part.
 ALONE_STEP = 1.0
 # How steps shrink.
@@ -177,7 +179,7 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, at,
         known = np.isfinite(lanes.limits)
         excess = np.where(known, excess - np.where(known, lanes.limits, 0), 0)
         unit = np.max(np.abs(excess), axis=1, keepdims=True) + 1e-12
-        grown = lanes.weights * np.exp(WEIGHT_STEP * 0.85**k * excess / unit)
+        grown = lanes.weights * np.exp(WEIGHT_STEP * CURVED_DECAY**k * excess / unit)
         lanes.weights[:] = grown / np.sum(grown, axis=1, keepdims=True)
 
 
@@ -196,8 +198,10 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
     # Where cotangents have vanished, forces have to grow all the same.
     units = np.maximum(found.units, lanes.units)
     unit = units[memory.lane, form.of_neuron[memory.neuron]]
-    unit = np.maximum(unit, SHARE * np.abs(force))
-    step = FORCE_STEP * DECAY**k * unit
+    if form.curved:
+        step = CURVED_FORCE_STEP * CURVED_DECAY**k * unit * lanes.scale[memory.lane]
+    else:
+        step = FORCE_STEP * DECAY**k * np.maximum(unit, SHARE * np.abs(force))
     alone = ~lanes.weights.any(axis=1)
     if alone.any():
         mine = alone[memory.lane]
