@@ -154,7 +154,9 @@ class Pass:
 
     def __getitem__(self, some) -> "Pass":
         blocks = {index: g[some] for index, g in self.blocks.items()}
-        return Pass(*(x[some] if isinstance(x, np.ndarray) else blocks for x in vars(self).values()))
+        return Pass(
+            *(x[some] if isinstance(x, np.ndarray) else blocks for x in vars(self).values())
+        )
 
 
 def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:

@@ -388,7 +388,9 @@ class Tree:
         fields["held"][np.arange(len(of)), neuron] |= np.where(of % 2, 1, 2).astype(np.int8)
         for name in ("low", "high"):
             fields[name] = np.stack([getattr(station, name) for station in parts])[of]
-        found = ascend(self.form, self._lanes(fields), TRIAL_STEPS, self.margin[fields["root"]], fresh=False)
+        found = ascend(
+            self.form, self._lanes(fields), TRIAL_STEPS, self.margin[fields["root"]], fresh=False
+        )
         empty = np.array([station.empty for station in parts])[of]
         missing = np.where(empty, 0, np.minimum(found.bound, 0))
         return int(np.argmax(np.bincount(of // 2, missing)))
