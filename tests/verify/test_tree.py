@@ -240,6 +240,10 @@ def test_time_and_memory_limits_are_kept():
     wanted = properties.load(vnnlib(low, high, "(<= Y_0 -2)", 2))
     _, groups = groups_of(model.network, wanted)
     found = complete.Complete(Checker(model.program, wanted), groups, memory=1e-4)
+    # Once time is up, intervals are not searched for any more, and nothing is planted.
+    assert not found.tighten([np.ones(1, bool)], lambda: True)
+    assert not found.plant([np.ones(1, bool)], lambda: True)
+    assert found.tree is None
     assert found.plant([np.ones(1, bool)], lambda: False)
     assert found.tree is not None
     for _ in range(60):

@@ -53,6 +53,16 @@ def run(folder, *arguments, both=False, **options):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_search_that_had_not_begun_leaves_no_file_and_says_so(folder, more):
+    file = folder / "not begun"
+    limits = ("--timeout", "0.1", "--resume", file)
+    done = run(folder, "hard.onnx", "hard.vnnlib", *limits, *more)
+    assert done.returncode == 10
+    assert f"The search had not begun: there is no file {file}." in done.stderr
+    assert not file.exists()
+
+
 def test_unsat_with_result_file_and_certificate(folder):
     result, proof = folder / "unsat.txt", folder / "proof.cert"
     done = run(folder, "model.onnx", "holds.vnnlib", "--result", result, "--certificate", proof)

@@ -84,6 +84,7 @@ def verify(
     """
     begin = time.monotonic() - _age()
     outcome = _Outcome(result, certificate, as_json, quiet)
+    outcome.resume = resume
     if timeout is not None and not timeout > 0:
         outcome.fail(f"--timeout must be positive, not {timeout:g}.", BAD_INPUT)
     if (property is None) != bool(network):
@@ -159,8 +160,10 @@ class _Outcome(Ending):
         super().__init__()
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
-        self.standard, self.folder = False, None  # the form of the VNN-LIB standard
+        self.standard = False  # the form of the VNN-LIB standard
+        self.folder: Path | None = None  # of assignments
         self.query: Any = None
+        self.resume: Path | None = None  # the file of the search
         self.missing = certificate  # what an `unsat` still owes
         self._show: Callable[[str], None] | None = None
         self._drawn = self._told = False
@@ -214,14 +217,12 @@ class _Outcome(Ending):
                 )
             if verdict.standing is not None:
                 say(verdict.standing)
-            if self.work is not None and self.work.resume is not None and not verdict.decided:
-                there = self.work.resume.exists()
-                say(f"The search is in {self.work.resume}: the same command goes on with it."
-                    if there else "There was no search to write down yet.")  # fmt: skip
             if verdict.counterexample is not None and self.folder is None:
                 say(self._shown(verdict.counterexample), to_stdout=True)
         if verdict.counterexample is not None and self.folder is not None:
             self._serialise(verdict.counterexample)
+        if not verdict.decided:
+            self._say_where_the_search_is()
         if verdict.answer == "unsat" and not verdict.checked:
             say("Warning: this answer rests on the search alone; its proof was not checked.")
         if verdict.rejected:
@@ -277,6 +278,7 @@ class _Outcome(Ending):
     def lost(self, answer: str, reason: str, code: int | None = None) -> NoReturn:
         """The answer where the process that did the work has none; see `stagecert.cli.guard`."""
         say(reason)
+        self._say_where_the_search_is()
         said = json.dumps({"answer": answer, "reason": reason}) if self.as_json else None
         say(said or self._word(answer), to_stdout=True)
         self._end(UNDECIDED if code is None else code, answer)
@@ -298,6 +300,12 @@ class _Outcome(Ending):
             standard.serialise(self.query, counterexample, self.folder)  # type: ignore
         except OSError as error:
             say(f"{self.folder} cannot be written: {error}")
+
+    def _say_where_the_search_is(self) -> None:
+        if self.resume is not None and not self.quiet:
+            say(f"The search is in {self.resume}: the same command goes on with it."
+                if self.resume.exists()
+                else f"The search had not begun: there is no file {self.resume}.")  # fmt: skip
 
     def _end(self, code: int, text: str) -> NoReturn:
         if self.result is not None:

@@ -22,21 +22,23 @@ from stagecert.verify.nodes import (
 )
 from stagecert_check.straight import hull_slope
 
-# How far the slopes of relu move at the first step, from defaults or from those of a parent.
-FRESH_STEP, SLOPE_STEP = 0.3, 0.1
-# The first step of a force, in units of its layer's mean cotangent, or of a share of itself.
-FORCE_STEP, SHARE = 16.0, 0.25
-# The same, in units of the mean force, where no row takes part.
-ALONE_STEP = 1.0
-# How steps shrink.
-FRESH_DECAY, DECAY = 0.9, 0.97
+# How far slopes of relu move at the first step, and how later steps shrink: from defaults, and
+# from those of a parent.
+FRESH_STEP, FRESH_DECAY = 0.3, 0.9
+SLOPE_STEP, SLOPE_DECAY = 0.1, 0.97
+GRID = 1024  # they are multiples of its inverse: half precision holds them
+# How far lines of curves turn, step by step.
 CURVE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
+# The first step of a force, in units of its layer's mean cotangent or of a share of itself; later
+# ones shrink by DECAY.
+FORCE_STEP, SHARE, DECAY = 2.0, 0.25, 0.85
+# The same where no row takes part, in units of the mean force.
+ALONE_STEP, ALONE_DECAY = 1.0, 0.97
 WEIGHT_STEP = 0.5
 # How the steps of a node's parts differ from its own, if these improved its bound by that share.
 LONGER, SHORTER, WORTH = np.float32(2.0), np.float32(0.5), 1e-3
 LEAST_STEP, LEAST_SCALE, MOST_SCALE = 2.0**-10, np.float32(1 / 16), np.float32(8)
 MEAN, SQUARE = 0.5, 0.8  # what is remembered of earlier gradients, and of their squares
-GRID = 1024
 SAMPLES = 8  # points of a curve that stand for it where a slope is chosen
 
 
@@ -62,7 +64,11 @@ class Found:
 def ascend(
     form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | None = None, fresh=True
 ) -> Found:
-    """Improves the bounds of lanes for so many steps; lanes that exceed their goal stop."""
+    """Improves the bounds of lanes for so many steps; lanes that exceed their goal stop.
+
+    Lanes whose weights are all zero are bounded by their forces alone, which are made one in all.
+    `fresh` says that slopes are defaults, which are far from the best ones.
+    """
     count = len(lanes)
     best = lanes[np.arange(count)]
     bound = np.full(count, -np.inf, np.float32)
@@ -141,8 +147,7 @@ def _direction(kept: np.ndarray, gradient: np.ndarray, k: int) -> np.ndarray:
 def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, at, memory) -> None:
     """One step of slopes, forces and weights, in place."""
     k, fresh = at
-    relu_step = FRESH_STEP * FRESH_DECAY**k if fresh else SLOPE_STEP * DECAY**k
-    # Powers of two, and not too small ones, so that half precision holds the slopes.
+    relu_step = FRESH_STEP * FRESH_DECAY**k if fresh else SLOPE_STEP * SLOPE_DECAY**k
     scale = np.exp2(np.minimum(np.floor(np.log2(lanes.scale)), 0))[:, None]
     size = np.maximum(CURVE_STEPS[min(k, len(CURVE_STEPS) - 1)] * scale, LEAST_STEP)
     size = size.astype(np.float32)
@@ -156,7 +161,6 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, at,
             step = np.maximum(g, 0)
             step *= x
             step = _direction(memory.slope[:, :, some], step, k)
-            # Half precision holds the slopes.
             step *= relu_step * GRID
             np.rint(step, out=step)
             step *= 1 / GRID
@@ -177,8 +181,9 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, at,
         known = np.isfinite(lanes.limits)
         excess = np.where(known, excess - np.where(known, lanes.limits, 0), 0)
         unit = np.max(np.abs(excess), axis=1, keepdims=True) + 1e-12
-        grown = lanes.weights * np.exp(WEIGHT_STEP * 0.85**k * excess / unit)
-        lanes.weights[:] = grown / np.sum(grown, axis=1, keepdims=True)
+        grown = lanes.weights * np.exp(WEIGHT_STEP * DECAY**k * excess / unit)
+        # Where all are zero they stay so.
+        lanes.weights[:] = grown / np.maximum(np.sum(grown, axis=1, keepdims=True), 1e-30)
 
 
 def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory) -> None:
@@ -196,7 +201,7 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
     # Where cotangents have vanished, forces have to grow all the same.
     units = np.maximum(found.units, lanes.units)
     unit = units[memory.lane, form.of_neuron[memory.neuron]]
-    unit = np.maximum(unit, SHARE * np.abs(force))
+    unit = np.maximum(unit, SHARE * np.abs(force)) * lanes.scale[memory.lane]
     step = FORCE_STEP * DECAY**k * unit
     alone = ~lanes.weights.any(axis=1)
     if alone.any():
@@ -204,7 +209,7 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
         mean = np.bincount(memory.lane, np.abs(force), len(lanes)) / np.maximum(
             np.bincount(memory.lane, minlength=len(lanes)), 1
         )
-        step = np.where(mine, ALONE_STEP * DECAY**k * mean[memory.lane], step)
+        step = np.where(mine, ALONE_STEP * ALONE_DECAY**k * mean[memory.lane], step)
     new = force + step * _direction(memory.force, slope, k)
     new = np.where(held & 1, new, np.maximum(new, 0))
     lanes.force[at] = np.where(held & 2, new, np.minimum(new, 0))

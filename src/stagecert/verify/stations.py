@@ -13,7 +13,7 @@ import numpy as np
 from stagecert.verify.ascent import ascend
 from stagecert.verify.nodes import Aim, Form, Lanes, default_slopes
 
-STEPS, FIRST_STEPS = 3, 6  # of ascent, on each end: after those of the node above, or without
+STEPS, FIRST_STEPS = 2, 6  # of ascent, on each end: after those of the node above, or without
 NUMBERS = 100_000  # in an array of slopes that are searched for at a time
 WORTH = 1e-3  # of an interval's width: smaller gains are not kept
 ROUNDING = 4e-6  # single precision is off by less than this share of an interval's size
