@@ -32,6 +32,14 @@ _ENTRIES_AT_ONCE = 2**16  # of a cotangent with many rows: more fall out of the 
 Lines = tuple[Any, ...]
 
 
+def few(function: Activation) -> bool:
+    """Whether an activation has few arguments for what it does.
+
+    Attention compares every two tokens, and multiplies: that is where nearly all passes back are.
+    """
+    return function.kind not in ("product", "exp", "reciprocal")
+
+
 class Facts:
     """Intervals of the network's values for some boxes of inputs, and default lines.
 
@@ -59,19 +67,22 @@ class Facts:
         self._used = 0
 
     def derive(
-        self, tighter: Callable[["Facts", int, int], None] | None = None, passes: bool = True
+        self,
+        tighter: Callable[["Facts", int, int], None] | None = None,
+        passes: bool | Callable[[Activation], bool] = True,
     ) -> "Facts":
         """Goes through the network.
 
-        Arguments of activations get tighter by a pass back (unless `passes` is False), and then by
-        `tighter`, which is called with the facts, the activation and its argument.
+        Arguments of activations get tighter by a pass back (unless `passes` is False, or says so of
+        the activation), and then by `tighter`, which is called with the facts, the activation and
+        its argument.
         """
         for index, node in enumerate(self.program.nodes):
             if self._taken(index):
                 continue
             size = None
             if isinstance(node.operation, Activation):
-                if passes:
+                if passes(node.operation) if callable(passes) else passes:
                     self._tighten(node.operation, node.arguments[0])
                 if tighter is not None:
                     tighter(self, index, node.arguments[0])

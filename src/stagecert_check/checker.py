@@ -21,7 +21,7 @@ from stagecert_check import (
     recurrent,  # noqa: F401
     stating,
 )
-from stagecert_check.bounds import Facts
+from stagecert_check.bounds import Facts, few
 from stagecert_check.branching import Branching, path_of
 from stagecert_check.certificate import Above, Case, Certificate, Leaf, Rows, Slopes, Source
 from stagecert_check.errors import ProblemError
@@ -123,6 +123,8 @@ class Checker:
         self.given = Given(program)
         entries = sum(self.given.sizes.values())
         self._large = entries >= _LARGE and not exact
+        some = [few(program.nodes[k].operation) for k in self.activations]  # type: ignore
+        self._easier = (False,) if all(some) or not any(some) else (False, few)
         most = min(_NUMBERS_AT_ONCE // numbers, _WORK_AT_ONCE // (numbers * max(entries, 1)))
         self._boxes_at_once = min(max(most, 1), _MOST_BOXES)
         self.branching = Branching(
@@ -289,11 +291,13 @@ class Checker:
         for begin in range(0, len(plain), self._boxes_at_once):
             batch = plain[begin : begin + self._boxes_at_once]
             if self._large and (self._tried < _TRIES or 4 * self._easy >= self._tried):
-                easy = list(self._easily(certificate, batch))
-                if easy:
-                    yield [task for task, _ in easy], [bound for _, bound in easy]
-                done = {id(task) for task, _ in easy}
-                left = [[task for task in same if id(task) not in done] for same in batch]
+                left = batch
+                for passes in self._easier:
+                    easy = list(self._easily(certificate, left, passes))
+                    if easy:
+                        yield [task for task, _ in easy], [bound for _, bound in easy]
+                    done = {id(task) for task, _ in easy}
+                    left = [[task for task in same if id(task) not in done] for same in left]
                 self._tried += len(batch)
                 self._easy += left.count([])
                 batch = [same for same in left if same]
@@ -307,8 +311,10 @@ class Checker:
                     certificate, [same], functools.partial(Facts.derive, tighter=tighter)
                 )
 
-    def _easily(self, certificate: Source, batch: list[list[Task]]) -> Iterator[tuple[Task, Any]]:
-        """(task, bound) of those that intervals without passes back refute.
+    def _easily(
+        self, certificate: Source, batch: list[list[Task]], passes: Any
+    ) -> Iterator[tuple[Task, Any]]:
+        """(task, bound) of those that intervals without passes back, or with few, refute.
 
         That is many times cheaper, and in large networks worth a try. Such intervals may be too
         wide for a function that is evaluated within limits: then passes back have to do it.
@@ -318,8 +324,8 @@ class Checker:
         if not simple:
             return
         try:
-            without = self._together(certificate, simple, lambda facts: facts.derive(passes=False))
-            done = list(without)
+            these = self._together(certificate, simple, lambda facts: facts.derive(passes=passes))
+            done = list(these)
         except Refused:
             return
         for some, found in done:

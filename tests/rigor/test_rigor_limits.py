@@ -16,7 +16,7 @@ import rigor_models as models
 from stagecert import ProblemError
 from stagecert_check import certificate as format_
 from stagecert_check import check, checker, graph, objectives, properties
-from stagecert_check.bounds import Facts
+from stagecert_check.bounds import Facts, few
 from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker, Task
 from stagecert_check.functions import Refused
@@ -418,6 +418,34 @@ def test_large_networks_try_intervals_first(small, derived, monkeypatch):
     small.write(_tree(20))
     assert small.check().accepted
     assert derived == [(4, False), (4, True)] * 2 + [(4, True)] * 3
+
+
+def _replaced(small, make, y: str) -> None:
+    small.model = make.model([("x", [1, 2])], [(y, [1, 2])]).SerializeToString()
+    small.paths[0].write_bytes(small.model)
+    small.text = small.text.replace(b"(<= Y_0 -0.5)", b"(>= Y_0 1.5)")
+    small.paths[1].write_bytes(small.text)
+    small.write()
+
+
+def test_intervals_that_are_too_wide_are_no_objection(small, derived, monkeypatch):
+    monkeypatch.setattr(checker, "_LARGE", 1)
+    make = models.Maker()
+    steep = make.node("Mul", "x", make.constant(np.float32(100)))
+    # The exponential of zero, which intervals take to be between -100 and 100.
+    _replaced(small, make, make.node("Exp", make.node("Sub", steep, steep)))
+    assert small.check().accepted
+    assert derived == [(1, False), (1, True)]
+
+
+def test_large_networks_with_products_try_few_passes_first(small, derived, monkeypatch):
+    monkeypatch.setattr(checker, "_LARGE", 1)
+    make = models.Maker()
+    steep = make.node("Mul", "x", make.constant(np.float32(2)))
+    zero = make.node("Relu", make.node("Sub", steep, steep))  # intervals say at most 2
+    _replaced(small, make, make.node("Mul", zero, "x"))
+    assert small.check().accepted
+    assert derived == [(1, False), (1, few)]
 
 
 def test_the_digest_of_a_leaf_tells_parts_apart():

@@ -5,7 +5,8 @@ import onnx
 import pytest
 from exact import vnnlib
 
-from stagecert.verify import verify
+from stagecert.verify import attack, verify
+from stagecert.verify.complete import Complete
 
 
 def _model(body: str, weights: np.ndarray) -> onnx.ModelProto:
@@ -74,3 +75,30 @@ def test_decided_both_ways(name):
     assert (found.answer, found.checked) == ("unsat", True)
     found = verify(model, vnnlib(low, high, f"(>= Y_0 {most - 0.05:.6f})", 1), 120)
     assert found.answer == "sat"
+
+
+def test_many_inputs_are_multiplied_without_compiling(monkeypatch):
+    """What compiles for long, attacks included, comes after the checker's own bounds."""
+    numbers = ", ".join(["0.05"] * 30)
+    model = onnx.parser.parse_model(
+        f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        graph (float[1, 30] x) => (float[1, 1] y)
+        <float[30, 1] w = {{{numbers}}}> {{
+            l = MatMul(x, w)
+            a = Relu(l)
+            y = Mul(a, l)
+        }}
+        """
+    )
+
+    def never(*_):
+        raise AssertionError("nothing is to be attacked")
+
+    monkeypatch.setattr(attack, "descend", never)
+    bounds, rough = [], Complete.rough
+    monkeypatch.setattr(
+        Complete, "rough", lambda *asked: bounds.append(rough(*asked)) or bounds[-1]
+    )
+    found = verify(model, vnnlib([0] * 30, [1] * 30, "(>= Y_0 2.3)", 1), 120)
+    assert (found.answer, found.checked, len(bounds)) == ("unsat", True, 1)

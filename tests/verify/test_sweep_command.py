@@ -353,7 +353,9 @@ def test_workers_that_are_ended_for_their_time_count_as_timeouts():
         (row,) = store.rows()
     assert LATE.fullmatch(row.data["why"])
     judging = Judging({}, {}, check=True, certificates=False, seed=0, memory=1.0)
-    assert judging.failed(Item(0, "a"), row.data["why"]).data["verdict"] == "timeout"
+    late = judging.failed(Item(0, "a"), row.data["why"])
+    assert late.data["verdict"] == "timeout"
+    assert late.seconds == 0.3  # what it took, not nothing
     died = judging.failed(Item(0, "a"), "its process was killed by SIGKILL")
     assert (died.data["verdict"], died.data["note"]) == (
         "error",

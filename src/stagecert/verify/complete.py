@@ -14,6 +14,7 @@ from stagecert.verify.tightening import OutOfTime, Tightener, slopes_of, spread,
 from stagecert.verify.tree import Root, Tree
 from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.checker import Checker
+from stagecert_check.functions import Activation
 from stagecert_check.graph import Program
 from stagecert_check.narrowing import Narrow, narrow_program, refined
 
@@ -69,6 +70,14 @@ class Complete:
         if g not in self._wholes:
             self._wholes[g] = self._derived(g, None)
         return self._wholes[g]
+
+    def rough(self, g: int, passes: bool | Callable[[Activation], bool]) -> np.ndarray:
+        """Bounds over a group's box from intervals of fewer passes back: see `Facts.derive`."""
+        inputs = self.groups[g].inputs
+        low, high = (np.array(x, float)[None] for x in (inputs.lower64, inputs.upper64))
+        with np.errstate(all="ignore"):
+            facts = Facts(self.checker.real, self.program, low, high).derive(passes=passes)
+            return self._bounds(facts, self.groups[g].matrix)
 
     def tighten(self, open_cases: list[np.ndarray], stop: Callable[[], bool]) -> bool:
         """Searches for tighter intervals of the groups with open cases; False if time is up."""

@@ -22,7 +22,7 @@ VERDICTS = ("unsat", "sat", "unknown", "timeout", "error")
 KEPT = 1 << 29
 LONGEST_NOTE = 500
 # What engines say of an item whose worker they ended because of the time that it took.
-LATE = re.compile(r"took more than \S+ s")
+LATE = re.compile(r"took more than (\S+) s")
 
 
 @dataclass
@@ -132,8 +132,9 @@ class Judging:
 
     def failed(self, item: Item, why: str) -> Row:
         """The row of an instance that ended its worker."""
-        verdict = "timeout" if LATE.fullmatch(why) else "error"
-        return _row(item, Finding(verdict, note=why[:LONGEST_NOTE]), 0.0)
+        late = LATE.fullmatch(why)
+        verdict, seconds = ("timeout", float(late[1])) if late else ("error", 0.0)
+        return _row(item, Finding(verdict, note=why[:LONGEST_NOTE]), seconds)
 
 
 class _Judge:

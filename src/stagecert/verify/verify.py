@@ -36,6 +36,7 @@ from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter
 from stagecert.verify.verdict import Answer, CaseBounds, Verdict
 from stagecert_check import joining, properties
+from stagecert_check.bounds import few
 from stagecert_check.checker import Checker
 from stagecert_check.functions import Product, Refused
 
@@ -356,9 +357,9 @@ class Verification:
                 first = [self._bound_by_checker, lambda: self._search_tree(FIRST_TREE_STEPS)]
             if self.relaxation == "envelope":
                 first.insert(len(first) if not self._small() else 1, self._bound_by_planes)
-            if self._multiplies() and self._small():
+            if self._multiplies():
                 # Attacks compile for long as well: what needs none comes first.
-                steps.insert(0, first.pop(0))
+                steps = [self._bound_roughly, *([first.pop(0)] if self._small() else []), *steps]
             steps += [*first, lambda: self._attack(attack.SHORT), self._search_tree]
         else:
             steps += [
@@ -611,6 +612,20 @@ class Verification:
             self._note("backward", g, np.arange(len(bounds)), bounds)
             if self._over():
                 return
+
+    def _bound_roughly(self) -> None:
+        """The same with fewer passes back, which is where nearly all of the time goes."""
+        assert self.complete is not None
+        for passes in (False, few):
+            for g in sorted({g for g, _ in self._open()}):
+                self.say(f"bounding box {g + 1} of {len(self.groups)}: intervals")
+                try:
+                    bounds = self.complete.rough(g, passes)
+                except Refused:
+                    continue
+                self._note("backward", g, np.arange(len(bounds)), bounds)
+                if self._over():
+                    return
 
     def _bound_by_planes(self) -> None:
         """Bounds over whole boxes that look at all inputs of neurons."""
