@@ -1,5 +1,6 @@
 """Side constraints: solved, bounded, certified, and refuted where nothing satisfies them."""
 
+import cvxpy as cp
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,20 @@ def optimum_of(A, b, c) -> float | None:
     return None if found.status == 2 else found.fun
 
 
+def assert_near_the_unique_optimum(case, solution):
+    """Point and multipliers, not the value alone; a gap leaves each as much room as its curvature.
+
+    Where there is none (a vertex), the room is proportional to the gap; else to its root.
+    """
+    truth = case.truth()
+    room = np.sqrt(solution.gap) if case.smooth else 100 * solution.gap
+    if truth.primal is not None:
+        assert np.abs(solution.inputs - truth.primal).max() <= room
+    if truth.sides is not None:
+        for held, dual in zip(solution.certificate.sides.constraints, truth.sides, strict=True):
+            assert np.abs(held - dual).max() <= room * (1 + np.abs(dual).max())
+
+
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, id=c.name, marks=[] if c.name in QUICK else pytest.mark.slow) for c in CASES],
@@ -55,6 +70,7 @@ def test_zoo(case):
     slack = 1e-8 * (1 + abs(case.value))  # the truths are good to that
     assert solution.bound <= case.value + slack
     assert solution.value >= case.value - slack
+    assert_near_the_unique_optimum(case, solution)
     blocks = tuple(map(jnp.asarray, solution.blocks))
     for constraint in problem.constraints:
         assert np.max(constraint(solution.inputs, blocks)) <= 0
@@ -85,6 +101,35 @@ def test_random_linear_programs_are_bracketed_or_refuted(seed, shift):
         assert solution.bound <= optimum + 1e-9
         assert solution.value >= optimum - 1e-9
         assert solution.status is sc.Status.GAP_REACHED, (solution, optimum)
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 10**6), shift=st.sampled_from([-0.3, -0.02, 0.02, 0.2]))
+@settings(max_examples=20)
+def test_random_quadratic_programs_are_bracketed_or_refuted(seed, shift):
+    rng = np.random.default_rng(seed)
+    A, root, c = rng.normal(size=(7, 3)), rng.normal(size=(2, 3)), 2 * rng.normal(size=3)
+    b = A @ rng.uniform(-0.5, 0.5, size=3) + shift
+    side = sc.Constraint(rows_over, {"A": A, "b": b}, name="rows")
+    objective = sc.Objective(quadratic, {"root": root, "c": c})
+    problem = sc.Problem(sc.Box(-np.ones(3), np.ones(3)), (), objective, (side,))
+    solution = sc.solve(problem, atol=1e-9, rtol=1e-5)
+    if optimum_of(A, b, c) is None:
+        assert solution.status is sc.Status.INFEASIBLE
+        assert solution.certificate.derive(problem, rigorous=True) > 0
+        return
+    x = cp.Variable(3)
+    truth = cp.Problem(
+        cp.Minimize(0.5 * cp.sum_squares(root @ x) + c @ x), [A @ x <= b, cp.abs(x) <= 1]
+    )
+    optimum = truth.solve(solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
+    assert solution.status is sc.Status.GAP_REACHED, (solution, optimum)
+    assert solution.bound <= optimum + 1e-8
+    assert solution.value >= optimum - 1e-8
+
+
+def quadratic(p, s, z):
+    return 0.5 * jnp.sum((p["root"] @ s) ** 2) + jnp.dot(p["c"], s)
 
 
 @given(seed=st.integers(0, 10**6))

@@ -16,17 +16,27 @@ import stagecert as sc
 
 
 @dataclass(frozen=True)
+class Truth:
+    """An optimum; the inputs that attain it and the constraints' multipliers where unique."""
+
+    value: float
+    primal: np.ndarray | None = None
+    sides: tuple[np.ndarray, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Case:
     """A problem and its optimum; None where nothing is feasible."""
 
     name: str
     make: Callable[[], sc.Problem]
-    truth: Callable[[], float | None]
+    truth: Callable[[], Truth | None]
     smooth: bool
 
     @property
     def value(self) -> float | None:
-        return self.truth()
+        truth = self.truth()
+        return None if truth is None else truth.value
 
 
 CASES: list[Case] = []
@@ -36,7 +46,8 @@ def _add(name, make, truth, *, smooth):
     CASES.append(Case(name, make, lru_cache(maxsize=None)(truth), smooth))
 
 
-def _optimum(cost, constraints, linear=False) -> float | None:
+def _optimum(cost, constraints, linear=False, primal=None, sides=None) -> Truth | None:
+    """`primal` is the variable of the inputs, if unique; `sides`, the rows with unique duals."""
     problem = cp.Problem(cp.Minimize(cost), constraints)
     if linear:
         problem.solve(solver=cp.HIGHS)
@@ -45,7 +56,15 @@ def _optimum(cost, constraints, linear=False) -> float | None:
     if problem.status in (cp.INFEASIBLE, cp.INFEASIBLE_INACCURATE):
         return None
     _solve_linear(problem) if linear else _solve_conic(problem)
-    return float(problem.value)
+    return Truth(
+        float(problem.value),
+        None if primal is None else np.asarray(primal.value),
+        None if sides is None else tuple(np.stack([*map(_dual_of, s)]).squeeze() for s in sides),
+    )
+
+
+def _dual_of(row) -> np.ndarray:
+    return np.asarray(row.dual_value)
 
 
 # -- linear programs -------------------------------------------------------------------------------
@@ -80,7 +99,8 @@ def _make_lp(*arguments):
 def _truth_lp(*arguments):
     p = _lp_data(*arguments)
     x = cp.Variable(p["c"].size)
-    return _optimum(p["c"] @ x, [p["A"] @ x <= p["b"], cp.abs(x) <= 1], linear=True)
+    rows = p["A"] @ x <= p["b"]
+    return _optimum(p["c"] @ x, [rows, cp.abs(x) <= 1], linear=True, primal=x, sides=[[rows]])
 
 
 for _name, _arguments in {
@@ -144,21 +164,29 @@ def _distance(target, s, z):
     return jnp.sum((s - target) ** 2)
 
 
-def _make_qp():
-    p = _lp_data(3, 8, 6, 0.1)
+def _make_qp(*arguments):
+    p = _lp_data(*arguments)
     side = sc.Constraint(_rows, {"A": p["A"], "b": p["b"]})
-    ones = np.ones(6)
+    ones = np.ones(p["c"].size)
     objective = sc.Objective(_distance, 2 * p["c"], curvature_inputs=2 * ones)
     return sc.Problem(sc.Box(-ones, ones), (), objective, (side,))
 
 
-def _truth_qp():
-    p = _lp_data(3, 8, 6, 0.1)
-    x = cp.Variable(6)
-    return _optimum(cp.sum_squares(x - 2 * p["c"]), [p["A"] @ x <= p["b"], cp.abs(x) <= 1])
+def _truth_qp(*arguments):
+    p = _lp_data(*arguments)
+    x = cp.Variable(p["c"].size)
+    rows = p["A"] @ x <= p["b"]
+    cost = cp.sum_squares(x - 2 * p["c"])
+    return _optimum(cost, [rows, cp.abs(x) <= 1], primal=x, sides=[[rows]])
 
 
-_add("qp_rows", _make_qp, _truth_qp, smooth=True)
+for _name, _arguments in {"qp_rows": (3, 8, 6, 0.1), "qp_empty": (4, 20, 4, -0.15)}.items():
+    _add(
+        _name,
+        lambda a=_arguments: _make_qp(*a),
+        lambda a=_arguments: _truth_qp(*a),
+        smooth=True,
+    )
 
 
 def _in_balls(p, s, z):
@@ -177,7 +205,8 @@ def _truth_balls(squares):
     middle = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.5], [0.0, 1.0, -0.5]])
     x = cp.Variable(3)
     inside = [cp.sum_squares(x - m) <= q for m, q in zip(middle, squares, strict=True)]
-    return _optimum(np.array([-1.0, -2.0, 0.5]) @ x, [*inside, cp.abs(x) <= 3])
+    cost = np.array([-1.0, -2.0, 0.5]) @ x
+    return _optimum(cost, [*inside, cp.abs(x) <= 3], primal=x, sides=[inside])
 
 
 _add(
@@ -285,7 +314,7 @@ def _truth_cart(start, speed, rate):
     rows.append(cp.abs(x[:, 1]) <= speed)
     if rate is not None:
         rows.append(cp.abs(u[1:] - u[:-1]) <= rate)
-    return _optimum(0.5 * cp.sum_squares(x) + 0.05 * cp.sum_squares(u), rows)
+    return _optimum(0.5 * cp.sum_squares(x) + 0.05 * cp.sum_squares(u), rows, primal=u)
 
 
 for _name, _arguments in {
@@ -479,7 +508,7 @@ def _crossed_cost(s, z):
     return z[0] - 3 * s
 
 
-_add("crossed_lens", lambda: _make_crossed(1.0), lambda: -3.0, smooth=True)
+_add("crossed_lens", lambda: _make_crossed(1.0), lambda: Truth(-3.0, np.array(1.0)), smooth=True)
 _add("crossed_everywhere", lambda: _make_crossed(-0.1), lambda: None, smooth=True)
 
 

@@ -6,13 +6,14 @@ find, rounded: its bound is the optimum up to rounding, so that a bound that is 
 way is seen.
 """
 
+import itertools
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from flint import arb, ctx
+from flint import arb, ctx, fmpq, fmpq_mat
 
 import stagecert as sc
 from stagecert.certificate import Certificate
@@ -229,6 +230,108 @@ def simplex(rng) -> Instance:
     return _rational(problem, _certificate(inputs), optimum)
 
 
+# -- side constraints ------------------------------------------------------------------------------
+
+
+class _Vertex(NamedTuple):
+    """The optimum of a linear program, a point that attains it, and a multiplier for each row."""
+
+    optimum: Fraction
+    point: list[Fraction]
+    multipliers: np.ndarray
+
+
+def _vertex(rows, right, cost) -> _Vertex | None:
+    """minimise cost . x subject to rows x <= right, exactly; None where floats cannot find it.
+
+    Floats look for the rows that hold with equality. Whether these are the right ones is then
+    decided in rationals: the point satisfies all rows, and the multipliers are not negative.
+    """
+    n = len(cost)
+    chosen = np.array(list(itertools.combinations(range(len(right)), n)))
+    chosen = chosen[np.abs(np.linalg.det(rows[chosen])) > 1e-9]
+    points = np.linalg.solve(rows[chosen], right[chosen][..., None])[..., 0]
+    inside = np.all(points @ rows.T <= right + 1e-9 * (1 + np.abs(right)), axis=1)
+    if not inside.any():
+        return None
+    held = chosen[inside][np.argmin(points[inside] @ cost)]
+    matrix = fmpq_mat([[_fmpq(x) for x in row] for row in rows[held]])
+    point = matrix.solve(fmpq_mat([[_fmpq(x)] for x in right[held]]))
+    dual = matrix.transpose().solve(fmpq_mat([[-_fmpq(x)] for x in cost]))
+    point, dual = ([Fraction(int(x.p), int(x.q)) for x in side.entries()] for side in (point, dual))
+    if np.any(_exact(rows) @ point > _exact(right)) or min(dual) < 0:
+        return None
+    multipliers = np.full(len(right), Fraction(0))
+    multipliers[held] = dual
+    return _Vertex(_exact(cost) @ point, point, multipliers)
+
+
+def _fmpq(x: float) -> fmpq:
+    return fmpq(*float(x).as_integer_ratio())
+
+
+def _over(p, s, z):
+    return p["A"] @ s - p["b"]
+
+
+def _with_rows(A, b, c) -> sc.Problem:
+    side = sc.Constraint(_over, {"A": A, "b": b}, name="rows")
+    ones = np.ones(A.shape[1])
+    return sc.Problem(sc.Box(-ones, ones), (), sc.Objective(_along, params={"c": c}), (side,))
+
+
+def _proof(rng, multipliers, feasibility=False) -> Certificate:
+    inputs = rng.uniform(-1, 1, 3)  # of linear functions: anywhere
+    sides = sc.Sides((multipliers,))
+    return Certificate(inputs, (), (), ((), (), ((),)), 0.0, sides=sides, feasibility=feasibility)
+
+
+def sides(rng) -> Instance:
+    """Rows beside a box, and the multipliers of the best vertex."""
+    best = None
+    while best is None:
+        A, c = _scaled(rng, 4, 3), _scaled(rng, 3)
+        b = A @ rng.uniform(-0.5, 0.5, 3) + np.abs(A).sum(axis=1) * rng.uniform(0, 0.3, 4)
+        one, ones = np.eye(3), np.ones(3)
+        best = _vertex(np.vstack([A, one, -one]), np.concatenate([b, ones, ones]), c)
+    return _rational(_with_rows(A, b, c), _proof(rng, _rounded(best.multipliers[:4])), best.optimum)
+
+
+def empty(rng) -> Instance:
+    """Rows of which the largest is nowhere below a number: nothing is feasible if that is positive.
+
+    It is a hair's breadth below or above zero as often as it is far from it. A bound above that of
+    its multipliers in rationals is wrong, and so is a proof that a feasible problem has no point.
+    """
+    one = np.hstack([np.eye(3), np.zeros((3, 1))])
+
+    def least(A, b):
+        rows = np.vstack([np.hstack([A, -np.ones((5, 1))]), one, -one])
+        right = np.concatenate([b, np.ones(6)])
+        return _vertex(rows, right, np.array([0.0, 0.0, 0.0, 1.0]))
+
+    best = None
+    while best is None:
+        A, b = _scaled(rng, 5, 3), _scaled(rng, 5)
+        first = least(A, b)
+        if first is not None:
+            size = np.abs(A).sum(axis=1).max()
+            wanted = size * rng.choice([-0.1, -1e-15, 0.0, 1e-15, 1e-12, 0.1])
+            b = b + (float(first.optimum) - wanted)
+            best = least(A, b)
+    multipliers = _rounded(best.multipliers[:5])
+    slope = _exact(multipliers) @ _exact(A)
+    proven = -(_exact(multipliers) @ _exact(b)) - sum(abs(g) for g in slope)
+    problem = _with_rows(A, b, np.ones(3))
+    instance = _rational(problem, _proof(rng, multipliers, True), proven)
+    feasible = best.optimum <= 0
+
+    def above(x: float) -> bool:
+        return instance.above(x) or (feasible and x > 0)
+
+    return instance._replace(above=above)
+
+
 # -- curved ----------------------------------------------------------------------------------------
 
 
@@ -305,5 +408,16 @@ def exponentials(rng) -> Instance:
 
 FAMILIES: dict[str, Callable[[Any], Instance]] = {
     family.__name__: family
-    for family in (stages, scan, kinks, simplex, squares, declared, ball, exponentials)
+    for family in (
+        stages,
+        scan,
+        kinks,
+        simplex,
+        squares,
+        declared,
+        ball,
+        exponentials,
+        sides,
+        empty,
+    )
 }

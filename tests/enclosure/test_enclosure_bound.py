@@ -35,6 +35,17 @@ def test_no_bound_of_many_is_above_the_exact_optimum(family):
     assert result["loss"] < 1e-9
 
 
+def test_families_with_side_constraints_have_both_kinds():
+    rng = np.random.default_rng(7)
+    held = [FAMILIES["sides"](rng).certificate.sides.constraints[0] for _ in range(40)]
+    assert sum(np.any(l > 0) for l in held) > 20  # rows that bind
+    # Proofs that nothing is feasible, and feasible problems that nothing may refute.
+    drawn = [FAMILIES["empty"](rng) for _ in range(40)]
+    refuted = [i.certificate.derive(i.problem, rigorous=True) > 0 for i in drawn]
+    may_be = [not i.above(np.nextafter(0.0, 1.0)) for i in drawn]
+    assert 5 < sum(refuted) <= sum(may_be) < 35
+
+
 def _too_high(equation, *values):
     good = ORIGINAL[equation.primitive.name](equation, *values)
     return Interval(good.high + np.abs(good.high) * 1e-12)
@@ -45,7 +56,13 @@ ORIGINAL = dict(primitives.TABLE)
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("exponentials", "reduce_sum"), ("kinks", "mul"), ("stages", "dot_general")],
+    [
+        ("exponentials", "reduce_sum"),
+        ("kinks", "mul"),
+        ("stages", "dot_general"),
+        ("sides", "dot_general"),
+        ("empty", "sub"),
+    ],
 )
 def test_a_wrong_primitive_is_seen_in_bounds(monkeypatch, family, name):
     monkeypatch.setitem(primitives.TABLE, name, _too_high)
