@@ -22,7 +22,7 @@ from stagecert.networks.bounding.neurons import allocated
 # As in solvers.Damped.
 RATE, BASE, WHOLE, SETTLE = 1.4, 0.08, 3, 10.0
 TRIANGLES = 20  # steps without planes
-PRUNED = 4  # the step after which planes are left out that took no share
+PRUNED = 2  # the step after which planes are left out that nothing goes through
 AVERAGED = 8  # steps between two looks at their mean
 PATIENCE = 12  # steps on the bound without a better one, until the next ones are shorter
 IDLE = 0.1  # of a mean cotangent, or of a whole plane: what moves although nothing depends on it
@@ -167,8 +167,9 @@ def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: in
         share = np.float32(1.0 if late == 0 else 0.5 * SETTLE / (SETTLE + late))
         point = point + share * (np.where(c > 0, *relaxation.box) - point)
         _to_corner(work, blocks, share)
-        if step == PRUNED:
-            _prune(found.state, going, (work, memory, mean.sums))
+        if step == PRUNED and found.state.neurons:
+            best = relaxation.back(rows, found.state)[1]
+            _prune(found.state, (best, blocks), going, (work, memory, mean.sums))
         left = wanted.left(found, going)
         if not left.any():
             break
@@ -177,15 +178,24 @@ def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: in
             mean.sums = mean.sums.of(left)
 
 
-def _prune(best: State, going: np.ndarray, others: tuple[State, ...]) -> None:
-    """Leaves out the planes that took no share so far, of a state and of others for some of it."""
+def _prune(best: State, blocks: tuple, going: np.ndarray, others: tuple[State, ...]) -> None:
+    """Leaves out planes that nothing goes through, of a state and of others for some of it.
+
+    `blocks` are the cotangents of the state and of the first of the others.
+    """
     for index in list(best.neurons):
-        used = best["mix", index] > 0
-        used[going] |= others[0]["mix", index] > 0
+        used = _taken(best, blocks[0], index)
+        used[going] |= _taken(others[0], blocks[1], index)
         order = np.argsort(~used, axis=1, kind="stable")[:, : used.sum(axis=1).max()]
         best.narrow(index, order)
         for other in others:
             other.narrow(index, order[going])
+
+
+def _taken(state: State, blocks: dict[int, np.ndarray], index: int) -> np.ndarray:
+    """Which planes cotangents go through."""
+    g = np.take_along_axis(blocks[index], state.neurons[index].entries, axis=1)
+    return (state["mix", index] > 0) & (g < 0)
 
 
 def _to_corner(state: State, blocks: dict[int, np.ndarray], share) -> None:
