@@ -23,6 +23,7 @@ from stagecert.networks.bounding.neurons import allocated
 RATE, BASE, WHOLE, SETTLE = 1.4, 0.08, 3, 10.0
 TRIANGLES = 20  # steps without planes
 PRUNED = 2  # the step after which planes are left out that nothing goes through
+FEW_NUMBERS = 2**15  # allocations that cost little: all of those stay
 AVERAGED = 8  # steps between two looks at their mean
 PATIENCE = 12  # steps on the bound without a better one, until the next ones are shorter
 IDLE = 0.1  # of a mean cotangent, or of a whole plane: what moves although nothing depends on it
@@ -184,6 +185,8 @@ def _prune(best: State, blocks: tuple, going: np.ndarray, others: tuple[State, .
     `blocks` are the cotangents of the state and of the first of the others.
     """
     for index in list(best.neurons):
+        if best["kept", index].size <= FEW_NUMBERS:
+            continue
         used = _taken(best, blocks[0], index)
         used[going] |= _taken(others[0], blocks[1], index)
         order = np.argsort(~used, axis=1, kind="stable")[:, : used.sum(axis=1).max()]
