@@ -1,6 +1,7 @@
 """The best allocation of a budget: a piece whose weights have caps."""
 
 import itertools
+from fractions import Fraction
 
 import hypothesis.strategies as st
 import jax
@@ -12,6 +13,8 @@ from scipy.optimize import linprog
 
 import stagecert as sc
 from stagecert import pieces
+from stagecert.enclosure.intervals import Interval
+from stagecert.enclosure.primitives import enclose
 
 seeds = st.integers(0, 2**31)
 
@@ -122,3 +125,74 @@ def test_caps_that_depend_on_variables_prove_nothing():
         sc.Box(np.full(2, 0.5), np.ones(2)), (), lambda s, _: sc.max_allocation(s, 1 + s, 1.0)
     )
     assert sc.solve(problem, max_iterations=3).bound == -np.inf
+
+
+def _exact(x, caps):
+    """The most that a whole is worth, in rationals."""
+    left, worth = Fraction(1), Fraction(0)
+    for value, cap in sorted(zip(x, caps, strict=True), reverse=True):
+        taken = min(left, cap)
+        left, worth = left - taken, worth + taken * value
+    return worth
+
+
+def test_the_enclosure_of_an_allocation_contains_it_exactly():
+    jaxpr = jax.make_jaxpr(pieces.allocation_p.bind)(jnp.zeros(4), jnp.zeros(4))
+    wide = 0
+    for seed in range(300):
+        draw = np.random.default_rng(seed)
+        x, caps = draw.normal(size=4) * 10.0 ** draw.integers(-3, 4), draw.uniform(0, 1, size=4)
+        caps = caps / min(caps.sum(), 1) * (1 + 1e-15)
+        x = np.round(x, 1) if seed % 3 == 0 else x  # ties
+        off = [0, 0, 1e-9, 0.1][seed % 4] * draw.uniform(size=(2, 4))
+        box = Interval(x - off[0], x + off[1]) if seed % 4 > 1 else Interval(x)
+        (found,) = enclose(jaxpr.jaxpr, jaxpr.consts, [box, Interval(caps)])
+        if sum(map(Fraction, caps)) < 1:
+            continue
+        ends = [_exact(map(Fraction, side), map(Fraction, caps)) for side in (box.low, box.high)]
+        assert Fraction(float(found.low)) <= ends[0] <= ends[1] <= Fraction(float(found.high))
+        wide = max(wide, seed % 4 < 2 and float(found.high - found.low) / (1 + abs(x).max()))
+    assert wide < 1e-12
+    for bad in ([0.2, 0.3, 0.1, 0.1], [2.0, -0.5, 0.0, 0.0]):
+        (found,) = enclose(jaxpr.jaxpr, jaxpr.consts, [Interval(np.ones(4)), Interval(np.array(bad))])
+        assert np.isnan(found.low)
+
+
+@pytest.mark.slow
+def test_bounds_with_allocations_can_be_rigorous():
+    # There was no enclosure of the sorting inside.
+    matrix, caps = np.array([[1.0, -2.0], [0.5, 1.0], [-1.0, 0.3]]), np.array([0.5, 0.6, 0.7])
+
+    def harm(s, _):
+        return sc.max_allocation(matrix @ s, caps, 1.2) + 0.1 * jnp.sum(s)
+
+    problem = sc.Problem(sc.Box(-np.ones(2), np.ones(2)), (), harm)
+    with jax.enable_x64(True):
+        plain, proven = sc.solve(problem, rtol=1e-7), sc.solve(problem, rtol=1e-7, rigorous=True)
+    assert proven.bound == pytest.approx(plain.bound, abs=1e-6)
+    assert proven.bound <= plain.value
+
+
+@pytest.mark.slow
+def test_the_upper_bound_of_a_stage_may_be_an_allocation():
+    """Work is done by three machines that share a budget: as much as the cheapest one allows."""
+    caps, costs = np.array([0.5, 0.6, 0.7]), np.array([0.3, 0.6, 1.3])
+
+    def upper(s, _):
+        return sc.min_allocation(s, caps, 1.2)[None]
+
+    stage = sc.Stage(lambda s, _: jnp.zeros(1), upper)
+    problem = sc.Problem(
+        sc.Box(np.zeros(3), np.ones(3)), (stage,), lambda s, z: costs @ s - 2 * z[0][0]
+    )
+    with jax.enable_x64(True):
+        solution = sc.solve(problem, rtol=1e-6, atol=1e-6)
+    # z <= min over a of a . s = max over (p, u) of 1.2 p - caps . u with p - u <= s, u >= 0.
+    cost = np.concatenate([costs, [-2 * 1.2], 2 * caps])
+    found = linprog(
+        cost, A_ub=np.hstack([-np.eye(3), np.ones((3, 1)), -np.eye(3)]), b_ub=np.zeros(3),
+        bounds=[*[(0, 1)] * 3, (None, None), *[(0, None)] * 3],
+    )  # fmt: skip
+    assert found.fun < -0.1
+    assert solution.bound == pytest.approx(found.fun, abs=1e-4)
+    assert solution.value == pytest.approx(found.fun, abs=1e-4)

@@ -72,7 +72,7 @@ def _max_last(x):
 def value_of(x):
     """The maximum of a piece's arguments: over the last axis, or of a pair of arrays."""
     if isinstance(x, Goods):
-        return _best_allocation(x.x, x.caps)
+        return allocation_p.bind(x.x, x.caps)  # not its sorting, which has no enclosure
     return jnp.maximum(*x) if _is_pair(x) else _max_last(x)
 
 

@@ -32,18 +32,22 @@ def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
     least = np.where(w >= 0, w * low, w * high).sum()
     b = -least - draw.uniform(0.05, 0.95) * delta.sum()
     x = draw.uniform(low, high)
-    t = neurons.moved((x - low) / (high - low), w >= 0)
     deficit = -(least + b)
+    single = [np.array(v)[None] for v in (0, delta, w >= 0, delta.sum() - deficit, deficit)]
+    neuron = neurons.Neurons(single[0], None, *single[1:])
+    t = neuron.moved(((x - low) / (high - low))[None])
     corners = np.array(list(itertools.product(*zip(low, high, strict=True))))
     values = np.maximum(corners @ w + b, 0)
     hull = linprog(-values, A_eq=np.vstack([corners.T, np.ones(2**n)]), b_eq=np.append(x, 1))
-    mine = neurons.envelope(t, delta, np.asarray(deficit))
+    ((mine,),) = neurons.envelope(t, neuron)
     assert mine <= -hull.fun + 1e-9
     # The threshold is known to 2^-13 of what inputs have moved.
     assert mine == pytest.approx(-hull.fun, abs=2e-4 * delta.sum())
     # Any allocation is a line above it.
-    kept = neurons.allocated(draw.normal(size=n), delta, np.asarray(delta.sum() - deficit))
+    first = np.full((1, 1, n), 1 - deficit / delta.sum())
+    ((kept,),) = neurons.allocated(first, draw.normal(size=(1, 1, n)), neuron)
     assert kept @ delta == pytest.approx(delta.sum() - deficit, rel=1e-5)
+    assert np.all((kept > -1e-6) & (kept < 1 + 1e-6))
     assert np.sum(kept * delta * t) >= mine - 1e-5 * delta.sum()
 
 
@@ -115,6 +119,32 @@ def test_leaky_relu_and_other_activations_are_never_worse():
     true = (np.asarray(network(points)) @ ROWS.T).min(axis=0)
     assert np.all(envelope.bound <= true)
     assert np.all(envelope.value >= envelope.bound)
+
+
+def _bent(function):
+    draw = np.random.default_rng(1)
+    first, second = draw.normal(size=(3, 6)), draw.normal(size=(6, 2))
+    network = networks.from_jax(lambda x: function(x @ first) @ second, np.zeros(3))
+    box = -np.ones((1, 3)), np.ones((1, 3))
+    return [networks.bound(network, *box, ROWS, relaxation=x) for x in ("triangle", "envelope")]
+
+
+def test_where_no_neuron_has_a_plane_the_answer_is_that_of_triangles():
+    # A leaky relu that falls first has no planes: values were lost to the network's own.
+    triangle, envelope = _bent(lambda y: jax.nn.leaky_relu(y, -0.2))
+    np.testing.assert_array_equal(envelope.value, triangle.value)
+    np.testing.assert_array_equal(envelope.bound, triangle.bound)
+    assert np.all(envelope.status == triangle.status)
+
+
+def test_networks_with_other_activations_have_a_value_of_their_relaxation():
+    # Hulls of tanh, envelopes of relu: at most the triangle's, never below the bound.
+    draw = np.random.default_rng(2)
+    middle = draw.normal(size=(6, 6))
+    triangle, envelope = _bent(lambda y: jax.nn.tanh(jax.nn.relu(y) @ middle))
+    assert np.all(envelope.value >= envelope.bound)
+    assert np.all(envelope.value < envelope.attained - 0.01)
+    assert np.all(envelope.bound >= triangle.bound)
 
 
 def test_a_threshold_ends_the_search_and_what_is_proven_stays():

@@ -277,6 +277,39 @@ def _max_last(equation, x):
     return x.map(lambda a: a.max(axis=-1))
 
 
+@_rule("stagecert_allocation")
+def _allocation(equation, x, caps):
+    """The most that a whole is worth, where there is so much of each (`pieces.max_allocation`).
+
+    Any allocation a is a lower bound, with what it leaves at the least of all values; any price p
+    an upper one: p + caps . max(x - p, 0). Good ones are found in floating point.
+    """
+    size = max(x.shape[-1], 1)
+    slip = 8 * size * float(np.finfo(equation.invars[0].aval.dtype).eps)  # as the piece has it
+    most = np.maximum(caps.low, 0)
+    order = np.argsort(-x.low, axis=-1, kind="stable")
+    sorted_caps = np.take_along_axis(most, order, axis=-1)
+    taken = np.clip(1 - (np.cumsum(sorted_caps, axis=-1) - sorted_caps), 0, sorted_caps)
+    # So much less that it is no more than a whole in real arithmetic either.
+    a = np.take_along_axis(taken, np.argsort(order, axis=-1), axis=-1) * (1 - 16 * size * iv.EPS)
+    left = iv.subtract(Interval(np.ones(a.shape[:-1])), iv.sum_last(Interval(a)))
+    left = Interval(np.zeros_like(left.low), np.maximum(left.high, 0))
+    worth = iv.sum_last(iv.multiply(Interval(a), Interval(x.low)))
+    low = iv.add(worth, iv.multiply(left, Interval(x.low.min(axis=-1)))).low
+    # The price is the least value that anything was taken of.
+    price = np.where(taken > 0, np.take_along_axis(x.low, order, axis=-1), np.inf).min(axis=-1)
+    price = Interval(np.where(np.isfinite(price), price, 0.0))
+    gain = iv.subtract(Interval(x.high), price.map(lambda p: p[..., None]))
+    gain = iv.maximum(gain, Interval(np.zeros(x.shape)))
+    total = iv.sum_last(caps)
+    whole = Interval(np.where(total.low >= 1, 1.0, 1 - slip), np.ones(total.shape))
+    paid = iv.sum_last(iv.multiply(Interval(np.maximum(caps.high, 0)), gain))
+    high = iv.add(iv.multiply(whole, price), paid).high
+    # Caps that may not make a whole, or are negative, leave nothing to say.
+    unknown = ~(total.low >= iv.up(1 - slip)) | (caps.low < 0).any(axis=-1)
+    return iv.undefined_where(unknown, Interval(low, high))
+
+
 @_rule("reduce_prod")
 def _reduce_prod(equation, x):
     x = _last(x, equation.params["axes"])

@@ -49,14 +49,18 @@ def bounds_by_planes(
         goal = limits + MARGIN * (np.abs(limits) + np.abs(matrix) @ size)
         found = search(relaxation, matrix, start, STEPS, goal, (0.0, 1e-3))
         bounds = relaxation.certified(matrix, found.state)
+        blocks = relaxation.back(np.asarray(matrix, np.float32), found.state)[1]
     return {
-        int(row): Proven(float(bound), *_held(relaxation, found.state.of(slice(k, k + 1))))
+        int(row): Proven(float(bound), *_held(relaxation, found.state, blocks, slice(k, k + 1)))
         for k, (row, bound) in enumerate(zip(rows, bounds, strict=True))
     }
 
 
-def _held(relaxation: Envelope, state: State) -> tuple[tuple, tuple]:
+def _held(
+    relaxation: Envelope, state: State, blocks: dict[int, np.ndarray], one: slice
+) -> tuple[tuple, tuple]:
     """Slopes and planes of one problem, as a certificate holds them."""
+    state, blocks = state.of(one), {k: x[one] for k, x in blocks.items()}
     slopes: list[Slopes | None] = []
     planes: list[Above | None] = []
     for index in relaxation.program.activations:
@@ -67,8 +71,8 @@ def _held(relaxation: Envelope, state: State) -> tuple[tuple, tuple]:
         argument = relaxation.program.nodes[relaxation.program.nodes[index].arguments[0]]
         slopes.append((state["below", index].reshape(argument.shape).astype("<f4"), None))
         above = None
-        if ("chosen", index) in state.arrays:
-            given = relaxation.given(index, state)
+        if ("mix", index) in state.arrays and index in blocks:
+            given = relaxation.given(index, state, blocks)
             order = np.argsort(given.entries)
             if len(order):
                 above = Above(given.entries[order].astype("<i4"), given.shares[order].astype("<f4"),

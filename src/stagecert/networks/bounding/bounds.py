@@ -308,15 +308,16 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     # What triangles cannot prove envelopes might: where these were not reached, only the network's
     # own value says how far a bound could rise.
     own = attained(found.network, found.objectives, inputs)
-    value = np.where(done, found.value, np.fmin(own, np.where(more.reached, more.value, np.inf)))
+    kept = done | more.same  # where no neuron can have a plane, triangles are the relaxation
+    value = np.where(kept, found.value, np.fmin(own, np.where(more.reached, more.value, np.inf)))
     value = np.where(np.isnan(value), np.inf, value)
     bound = np.fmax(found.bound, more.bound)
     with np.errstate(invalid="ignore"):
         closed = value - bound <= limits["atol"] + limits["rtol"] * np.abs(bound)
     status = found.status.copy()
     status[more.reached] = Status.ITERATION_LIMIT
-    status[~done & ~more.reached] = Status.TIME_LIMIT
-    status[closed & np.isfinite(value)] = Status.GAP_REACHED
+    status[~kept & ~more.reached] = Status.TIME_LIMIT
+    status[~kept & closed & np.isfinite(value)] = Status.GAP_REACHED
     if goal is not None:
         status[value <= goal] = Status.TARGET_MET
         status[bound > goal] = Status.TARGET_PROVEN

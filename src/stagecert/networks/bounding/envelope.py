@@ -9,18 +9,27 @@ of `stagecert_check`, which account for every rounding: nothing here is a proof.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from stagecert.networks.bounding.neurons import Neurons, envelope, moved, read, single
+from stagecert.networks.bounding.neurons import TINY, Neurons, envelope, read, single
 from stagecert_check.bounds import Facts, lower_bounds
 from stagecert_check.functions import Activation
 from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import Given, planes_above, slopes_of, sources_of
 
 ROOM = 2**22  # numbers in an array of allocations
+MOST = 2**20  # neurons of an activation that get planes
+# Arrays of a state, or of a search's memory, with an axis of planes.
+PLANES = ("mix", "kept", "line", "line jumps", "t", "jumps")
+
+
+# From arguments (problems, *shape) to what is below and above an activation there.
+Hull = Callable[[Any], tuple[Any, Any]]
 
 
 @dataclass(eq=False)
@@ -37,10 +46,14 @@ class Kinked:
 
 
 class State:
-    """Arrays with an axis of problems, by name and activation."""
+    """Arrays with an axis of problems, by name and activation; of planes, one of neurons follows.
+
+    `neurons` are those with planes: arrays of theirs have an axis of problems too.
+    """
 
     def __init__(self):
         self.arrays: dict[tuple[str, int], np.ndarray] = {}
+        self.neurons: dict[int, Neurons] = {}
 
     def __getitem__(self, key: tuple[str, int]) -> np.ndarray:
         return self.arrays[key]
@@ -52,13 +65,25 @@ class State:
         """Some of the problems."""
         new = State()
         new.arrays = {key: x[some] for key, x in self.arrays.items()}
+        new.neurons = {index: x[some] for index, x in self.neurons.items()}
         return new
 
     def put(self, some, other: "State", rows) -> None:
-        """Takes over some problems from rows of another state."""
+        """Takes over some problems from rows of another state with the same planes."""
         for key, x in other.arrays.items():
             if key in self.arrays:
                 self.arrays[key][some] = x[rows]
+
+    def narrow(self, index: int, order: np.ndarray) -> None:
+        """Keeps some planes of an activation, in an order: (problems, planes)."""
+        for name in PLANES:
+            x = self.arrays.pop((name, index), None)
+            if x is not None and order.shape[1]:
+                at = order if x.ndim == 2 else order[..., None]
+                self[name, index] = np.take_along_axis(x, at, axis=1)
+        neurons = self.neurons.pop(index, None)
+        if neurons is not None and order.shape[1]:
+            self.neurons[index] = neurons.along(order)
 
 
 class Envelope:
@@ -70,8 +95,8 @@ class Envelope:
         room: how many numbers there may be in an array of allocations; 0: triangles alone.
     """
 
-    def __init__(self, program: Program, facts: Facts, room: int = ROOM):
-        self.program, self.facts, self.room = program, facts, room
+    def __init__(self, program: Program, facts: Facts, room: int = ROOM, most: int = MOST):
+        self.program, self.facts, self.room, self.most = program, facts, room, most
         self.nodes = [single(node) for node in program.nodes]
         self.sizes = [math.prod(node.shape) for node in program.nodes]
         self.box = tuple(np.asarray(x[0], np.float32) for x in facts.inputs)
@@ -83,7 +108,6 @@ class Envelope:
                 self.kinked[index] = self._kinked(index, slopes)
             else:
                 self.fixed[index] = tuple(np.asarray(x[:1], float) for x in facts.lines[index])
-        self.neurons: dict[int, Neurons] = {}
 
     def _kinked(self, index: int, slopes) -> Kinked:
         low, high = (np.asarray(x[0], float).reshape(-1) for x in self.facts.boxes[index])
@@ -111,23 +135,21 @@ class Envelope:
             for x in (self.facts.low, self.facts.high)
         )  # type: ignore  # fmt: skip
 
-    def _moved(self, index: int, x: np.ndarray, state: State) -> np.ndarray:
-        """How far what is read has moved in the helpful direction: (problems, planes, reads)."""
+    def _shares(self, index: int, values: list) -> np.ndarray:
+        """How far what is read has moved up, as a share of the way: (problems, entries)."""
         low, high = self._ends(index)
-        way = np.where(high > low, high - low, 1)
-        share = ((x - low) / way).astype(x.dtype)
-        neurons, chosen = self.neurons[index], state["chosen", index]
-        if neurons.dense:
-            read = share[:, None, :]
-        else:
-            read = share[np.arange(len(x))[:, None, None], neurons.columns[chosen]]
-        return moved(read, neurons.up[chosen])
+        x = self._read(values, index)
+        return ((x - low) / np.where(high > low, high - low, 1)).astype(x.dtype)
 
-    def forth(self, rows: np.ndarray, point: np.ndarray, state: State, blocks: dict | None = None):
+    def forth(
+        self, rows: np.ndarray, point: np.ndarray, state: State, blocks: dict | None = None,
+        hulls: dict[int, Hull] | None = None,
+    ):  # fmt: skip
         """Objectives at a point of the relaxation, the arguments there, and what planes read.
 
         `point` are inputs; where blocks are between their bounds, `state` says. With cotangents of
-        `blocks` they are on the lines and planes that a pass back took for these.
+        `blocks` they are on the lines and planes that a pass back took for these. `hulls` take the
+        place of lines around activations that are not max(a y, b y).
         """
         nodes = self.nodes
         values: list[Any] = []
@@ -154,7 +176,10 @@ class Envelope:
                 theta = state["theta", index]
                 if blocks is not None and index in blocks:
                     theta = (blocks[index].reshape(theta.shape) < 0).astype(np.float32)
-                value = self._between(index, values[node.arguments[0]], theta)
+                x = values[node.arguments[0]]
+                low, high = (hulls or {}).get(index, partial(self._lines, index))(x)
+                theta = theta.reshape(low.shape)
+                value = ((1 - theta) * low + theta * high).astype(x.dtype)
             elif isinstance(node.operation, Shift):
                 value = values[node.arguments[0]] + node.operation.constant
             else:
@@ -169,14 +194,12 @@ class Envelope:
         a, b = layer.slopes
         lower = np.maximum(a * y, b * y)
         upper = np.maximum(layer.chord * y + layer.over, lower)
-        if ("chosen", index) not in state.arrays:
+        if index not in state.neurons:
             return lower, upper, ()
-        neurons, chosen = self.neurons[index], state["chosen", index]
-        t = self._moved(index, self._read(values, index), state)
-        delta, most = neurons.delta[chosen], neurons.most[chosen]
-        high = envelope(t, delta, np.maximum(delta.sum(axis=-1) - most, 0))
-        at = np.arange(len(y))[:, None], neurons.entries[chosen]
-        plane, line = a * y[at] + (b - a) * high, upper[at]
+        neurons = state.neurons[index]
+        t = neurons.moved(self._shares(index, values))
+        at = np.arange(len(y))[:, None], neurons.entries
+        plane, line = a * y[at] + (b - a) * envelope(t, neurons), upper[at]
         upper[at] = np.maximum(np.minimum(line, plane), lower[at])
         return lower, upper, (t, line, plane)
 
@@ -186,27 +209,52 @@ class Envelope:
         a, b = layer.slopes
         above = layer.chord * y + layer.over
         value = np.where(g > 0, state["below", index] * y, above)
-        if ("chosen", index) not in state.arrays:
+        if index not in state.neurons:
             return value, ()
-        neurons, chosen, kept = self.neurons[index], state["chosen", index], state["kept", index]
-        t = self._moved(index, self._read(values, index), state)
-        weights = kept * neurons.delta[chosen]
-        spare = np.maximum(neurons.most[chosen] - weights.sum(axis=-1), 0)
-        at = np.arange(len(y))[:, None], neurons.entries[chosen]
-        plane = a * y[at] + (b - a) * (spare + np.einsum("bmi,bmi->bm", weights, t))
+        neurons = state.neurons[index]
+        t = neurons.moved(self._shares(index, values))
+        at = np.arange(len(y))[:, None], neurons.entries
+        high = np.einsum("bmi,bmi->bm", state["kept", index] * neurons.delta, t)
+        plane = a * y[at] + (b - a) * high
         line = above[at]
         value[at] += np.where(g[at] < 0, state["mix", index] * (plane - line), 0)
         return value, (t, line, plane)
 
-    def _between(self, index: int, x, theta):
+    def _lines(self, index: int, x) -> tuple[np.ndarray, np.ndarray]:
+        """The lines around an activation that is not max(a y, b y)."""
         below, under, above, over = self.fixed[index]
-        wide = below.ndim > len(self.nodes[index].shape) + 1
         low, high = below * x, above * x
-        if wide:
+        if below.ndim > len(self.nodes[index].shape) + 1:
             low, high = low.sum(axis=-1), high.sum(axis=-1)
-        low, high = low + under, high + over
-        theta = theta.reshape(low.shape)
-        return ((1 - theta) * low + theta * high).astype(x.dtype)
+        return low + under, high + over
+
+    def value(self, rows, point, state: State, hulls: dict[int, Hull]) -> np.ndarray:
+        """Objectives at a point of the relaxation with the envelopes of all neurons.
+
+        A search leaves out planes that it does not need, and lines are wider than hulls: what is
+        between those need not be between these. Where there are too many numbers, infinite.
+        """
+        every, numbers = State(), 1
+        every.arrays = {key: x for key, x in state.arrays.items() if key[0] == "theta"}
+        for index, layer in self.kinked.items():
+            some = np.flatnonzero(layer.bent)
+            if not self.room or not len(some):
+                continue
+            size = len(some) * sum(self.sizes[k] for k in layer.sources)
+            if size > 8 * ROOM:
+                return np.full(len(rows), np.inf)
+            every.neurons[index] = read(self.program, index, some, *self._ends(index))
+            numbers = max(numbers, every.neurons[index].delta.size)
+        at_once = max(ROOM // numbers, 1)
+        found = []
+        for first in range(0, len(rows), at_once):
+            some = slice(first, first + at_once)
+            here = State()
+            here.arrays = {key: x[some] for key, x in every.arrays.items()}
+            here.neurons = every.neurons
+            rows32 = np.asarray(rows[some], np.float32)
+            found.append(self.forth(rows32, point[some], here, hulls=hulls)[0])
+        return np.concatenate(found)
 
     def back(self, rows: np.ndarray, state: State):
         """Bounds with what a state says, and the cotangents of blocks and of inputs."""
@@ -230,7 +278,7 @@ class Envelope:
             if index in self.kinked:
                 blocks[index] = g = g.reshape(count, -1)
                 up, down = np.maximum(g, 0), np.maximum(-g, 0)
-                if ("chosen", index) in state.arrays:
+                if index in state.neurons:
                     bound, down, to = self._through(index, bound, down, state)
                     for k, part in to:
                         send(k, part)
@@ -264,32 +312,21 @@ class Envelope:
 
     def _through(self, index: int, bound, down, state: State):
         """Shares of cotangents through planes: the bound, what is left, and what sources get."""
-        layer, neurons, chosen = self.kinked[index], self.neurons[index], state["chosen", index]
+        layer, neurons = self.kinked[index], state.neurons[index]
         a, b = layer.slopes
         count = len(down)
-        at = np.arange(count)[:, None], neurons.entries[chosen]
+        at = np.arange(count)[:, None], neurons.entries
         taken = down[at] * state["mix", index]
         down = down.copy()
         down[at] -= taken
-        delta, kept = neurons.delta[chosen], state["kept", index]
+        # The plane is a y + (b - a) kept . delta t; t is (x - low) / way, or 1 less that.
         low, high = self._ends(index)
-        way = np.where(high > low, high - low, 1)
-        # The plane is a y + (b - a) (spare + kept . delta t); t is (x - low) / way, or 1 less that.
-        paid = np.einsum("bmi,bmi->bm", delta, kept)
-        spare = np.maximum(neurons.most[chosen] - paid, 0)
-        bound = bound - (b - a) * np.einsum("bm,bm->b", taken, spare)
-        back = (kept * delta) * (taken * (b - a))[..., None]
-        falling = np.where(neurons.up[chosen], 0, back)
-        bound = bound - falling.sum(axis=(1, 2))
-        signed = back - 2 * falling
-        if neurons.dense:
-            moves = signed.sum(axis=1)
-        else:
-            flat = np.arange(count)[:, None, None] * len(low) + neurons.columns[chosen]
-            moves = np.bincount(flat.reshape(-1), signed.reshape(-1), count * len(low))
-            moves = moves.reshape(count, -1)
-        g = -moves / way
-        bound = bound - g @ low
+        back = state["kept", index] * neurons.delta
+        back *= ((b - a) * taken)[..., None]
+        falling = np.where(neurons.up, 0, back)
+        back -= 2 * falling
+        g = -neurons.sent(back, len(low)) / np.where(high > low, high - low, 1)
+        bound = bound - falling.sum(axis=(1, 2)) - g @ low
         if a:  # a y goes through the argument, as a line without an offset does
             at_argument = np.zeros(down.shape, np.float32)
             at_argument[at] = -a * taken
@@ -327,43 +364,45 @@ class Envelope:
             for index, layer in self.kinked.items()
         }
 
+    @property
+    def helps(self) -> bool:
+        """Whether any neuron can have a plane that is not its line."""
+        return any(layer.bent.any() for layer in self.kinked.values())
+
     def choose(self, state: State, blocks: dict[int, np.ndarray]) -> None:
-        """Gives planes to those neurons where triangles lose most."""
+        """Gives planes to those neurons where triangles lose most, problem by problem."""
         for index, layer in self.kinked.items():
             if index not in blocks or not layer.bent.any() or not self.room:
                 continue
             lost = np.maximum(-blocks[index], 0) * layer.over
             count, reads = len(lost), sum(self.sizes[k] for k in layer.sources)
-            room = max(self.room // (count * reads), 1)
             # Where nothing is lost now something may be later; what is not bent is of no use.
-            some = min(int(layer.bent.sum()), room)
-            lost = np.where(layer.bent, lost, -1)
-            picked = np.argpartition(-lost, some - 1, axis=1)[:, :some]
+            some = min(int(layer.bent.sum()), max(self.room // (count * reads), 1), self.most)
+            picked = np.argsort(np.where(layer.bent, -lost, 1), axis=1, kind="stable")[:, :some]
             entries, place = np.unique(picked, return_inverse=True)
-            self.neurons[index] = neurons = read(self.program, index, entries, *self._ends(index))
-            state["chosen", index] = chosen = place.reshape(picked.shape)
-            delta = neurons.delta[chosen]
-            total = np.maximum(delta.sum(axis=-1), np.float32(1e-30))
-            share = np.minimum(neurons.most[chosen] / total, 1)
-            state["kept", index] = np.broadcast_to(share[..., None], delta.shape).copy()
-            state["mix", index] = np.zeros(chosen.shape, np.float32)
+            found = read(self.program, index, entries, *self._ends(index))
+            state.neurons[index] = neurons = found[place.reshape(picked.shape)]
+            share = neurons.most / np.maximum(neurons.most + neurons.deficit, TINY)
+            state["kept", index] = np.broadcast_to(share[..., None], neurons.delta.shape).copy()
+            state["mix", index] = np.zeros(picked.shape, np.float32)
 
     # -- what is proven --------------------------------------------------------------------------
 
-    def given(self, index: int, state: State) -> Given:
-        """The planes of an activation as a certificate gives them."""
-        layer, neurons, chosen = self.kinked[index], self.neurons[index], state["chosen", index]
+    def given(self, index: int, state: State, blocks: dict[int, np.ndarray]) -> Given:
+        """The planes of an activation as a certificate gives them: those that cotangents take."""
+        layer, neurons = self.kinked[index], state.neurons[index]
         a, b = layer.slopes
-        rows, place = np.nonzero(state["mix", index] > 0)
-        some = chosen[rows, place]
-        kept = np.zeros((len(rows), sum(self.sizes[k] for k in layer.sources)), np.float32)
-        at = np.arange(len(rows))[:, None], neurons.columns[some]
+        g = np.take_along_axis(blocks[index], neurons.entries, axis=1)
+        rows, place = np.nonzero((state["mix", index] > 0) & (g < 0))
+        neurons = neurons[rows, place]
         share = a + (b - a) * np.clip(state["kept", index][rows, place], 0, 1)
-        # Columns that a neuron does not read stand for the first one, with nothing to add.
-        np.maximum.at(kept, at, np.where(neurons.delta[some] > 0, share, 0).astype(np.float32))
-        return Given(
-            rows, neurons.entries[some], state["mix", index][rows, place].astype(float), kept
-        )
+        kept = np.where(neurons.delta > 0, share, 0).astype(np.float32)
+        if neurons.columns is not None:
+            full = np.zeros((len(rows), sum(self.sizes[k] for k in layer.sources)), np.float32)
+            # Columns that a neuron does not read stand for others, with nothing to add.
+            np.maximum.at(full, (np.arange(len(rows))[:, None], neurons.columns), kept)
+            kept = full
+        return Given(rows, neurons.entries, state["mix", index][rows, place].astype(float), kept)
 
     def certified(self, rows: np.ndarray, state: State) -> np.ndarray:
         """What a state proves of each problem, with every rounding accounted for."""
@@ -371,7 +410,7 @@ class Envelope:
         reads = [
             sum(self.sizes[k] for k in layer.sources) * state["mix", index].shape[1]
             for index, layer in self.kinked.items()
-            if ("mix", index) in state.arrays
+            if index in state.neurons
         ]
         at_once = max(2**23 // max(sum(reads), 1), 1)
         for first in range(0, len(rows), at_once):
@@ -381,6 +420,7 @@ class Envelope:
 
     def _certified(self, facts: Facts, rows: np.ndarray, state: State) -> np.ndarray:
         of = np.zeros(len(rows), int)
+        blocks = self.back(np.asarray(rows, np.float32), state)[1]
         lines: dict[int, Any] = {}
         for index in self.kinked:
             low, high = (x[:1] for x in facts.boxes[index])
@@ -390,8 +430,8 @@ class Envelope:
             slope = state["below", index].astype(float).reshape(shape)
             above = np.broadcast_to(function.slopes(low, high)[1], shape)
             lines[index] = facts.line(index, slice(0, 1), slope, above)
-            if ("chosen", index) in state.arrays:
-                given = self.given(index, state)
+            if index in state.neurons and index in blocks:
+                given = self.given(index, state, blocks)
                 if len(given.rows):
                     lines[index] = (*lines[index], planes_above(facts, index, of, given))
 

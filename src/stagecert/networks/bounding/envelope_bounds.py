@@ -3,22 +3,27 @@
 Box by box, on NumPy arrays: nothing is compiled. The triangle's bounds stay where they are better.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks.bounding.envelope import ROOM, Envelope
+from stagecert.networks.bounding.envelope import ROOM, Envelope, Hull
 from stagecert.networks.bounding.envelope_search import search
 from stagecert.networks.bounding.programs import program_of
+from stagecert.networks.bounding.relaxation import split
 from stagecert.networks.graph import Network
 from stagecert_check.bounds import Facts
 from stagecert_check.functions import Refused
 from stagecert_check.graph import Program
 from stagecert_check.numbers import Arithmetic
+from stagecert_check.planes import slopes_of
 
 # Values in single precision are off by less than this share of what the rows can be.
 ROUNDING = 4e-6
@@ -47,10 +52,12 @@ class Improved:
 
     Attributes:
         reached: (boxes, rows).
+        same: (boxes, 1): no neuron can have a plane there: triangles are all there is.
         inputs: (boxes, rows, entries of all inputs).
     """
 
     reached: np.ndarray
+    same: np.ndarray
     bound: np.ndarray
     value: np.ndarray
     inputs: np.ndarray
@@ -80,9 +87,10 @@ def improve(
     )
     shape = rows.shape[:2]
     found = Improved(
-        np.zeros(shape, bool), np.full(shape, -np.inf), np.full(shape, np.inf),
+        np.zeros(shape, bool), np.zeros((shape[0], 1), bool), np.full(shape, -np.inf), np.full(shape, np.inf),
         np.zeros((*shape, low.shape[1])), np.zeros(shape, int),
     )  # fmt: skip
+    hulls = _Hulls(network, program, arguments)
     for box in np.flatnonzero(open_.any(axis=1)):
         if limits.deadline is not None and time.monotonic() > limits.deadline:
             break
@@ -91,7 +99,12 @@ def improve(
         try:
             with np.errstate(all="ignore"):
                 facts = facts_of(program, low[box], high[box], given)
-                _work(program, facts, rows[box, some], goal[box, some], limits, found, (box, some))
+                room = int(min(ROOM, limits.memory * 2**30 / 64))
+                relaxation = Envelope(program, facts, room)
+                found.same[box] = not relaxation.helps
+                if relaxation.helps:
+                    problems = rows[box, some], goal[box, some]
+                    _work(relaxation, problems, limits, hulls.of(box), found, (box, some))
         except Refused as error:
             raise ProblemError(f"relaxation='envelope', box {box + 1}: {error}.") from None
         show("envelopes", int(box) + 1, count)
@@ -108,16 +121,49 @@ def facts_of(program: Program, low, high, arguments) -> Facts:
     return Facts(Arithmetic(), program, low[None], high[None]).derive(tighter, passes=False)
 
 
+class _Hulls:
+    """The hulls of activations that are not max(a y, b y), box by box, as triangles have them."""
+
+    def __init__(self, network: Network, program: Program, arguments: tuple):
+        self.network, self.program, self.arguments = network, program, arguments
+
+    @functools.cached_property
+    def _layers(self) -> tuple:
+        return split(self.network).layers
+
+    def of(self, box: int) -> dict[int, Hull]:
+        """By activation."""
+        found: dict[int, Hull] = {}
+        for k, index in enumerate(self.program.activations):
+            if not slopes_of(self.program.nodes[index].operation):
+                low, high = (jnp.asarray(x[box]) for x in self.arguments[k])
+                found[index] = _hull(self._layers[k].wedge(low, high))
+        return found
+
+
+def _hull(wedge: Any) -> Hull:
+    def bounds(x):
+        low, high = (np.asarray(jax.vmap(f)(jnp.asarray(x, float)))
+                     for f in (wedge.lower, wedge.upper))  # fmt: skip
+        # As in the search with triangles: bounds may cross by a little rounding.
+        crossed = low - high > 4e-6 * (1 + np.abs(low) + np.abs(high))
+        return np.where(crossed, np.nan, low), high
+
+    return bounds
+
+
 def _work(
-    program: Program, facts: Facts, rows, goal, limits: Limits, found: Improved, at: Any
-) -> None:
-    room = int(min(ROOM, limits.memory * 2**30 / 64))
-    relaxation = Envelope(program, facts, room)
+    relaxation: Envelope, problems: tuple, limits: Limits, hulls: dict[int, Hull],
+    found: Improved, at: Any,
+) -> None:  # fmt: skip
+    (rows, goal), program, facts = problems, relaxation.program, relaxation.facts
     start = relaxation.start(rows, relaxation.default_slopes(len(rows)))
     result = search(relaxation, rows, start, limits.steps, goal, limits.gap)
     size = np.concatenate([facts.magnitude(k).reshape(-1) for k in program.outputs])
+    value = relaxation.value(rows, result.inputs, result.at, hulls)
+    value = np.where(np.isfinite(value), value, np.inf)
     found.bound[at] = relaxation.certified(rows, result.state)
-    found.value[at] = result.value + ROUNDING * (np.abs(rows) @ np.asarray(size, float))
+    found.value[at] = value + ROUNDING * (np.abs(rows) @ np.asarray(size, float))
     found.inputs[at] = np.clip(result.inputs, facts.inputs[0][0], facts.inputs[1][0])
-    found.passes[at] = result.passes
+    found.passes[at] = result.passes + 1
     found.reached[at] = True

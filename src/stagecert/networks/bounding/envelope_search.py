@@ -22,6 +22,8 @@ from stagecert.networks.bounding.neurons import allocated
 # As in solvers.Damped.
 RATE, BASE, WHOLE, SETTLE = 1.4, 0.08, 3, 10.0
 TRIANGLES = 20  # steps without planes
+PRUNED = 2  # the step after which planes are left out that nothing goes through
+FEW_NUMBERS = 2**15  # allocations that cost little: all of those stay
 AVERAGED = 8  # steps between two looks at their mean
 PATIENCE = 12  # steps on the bound without a better one, until the next ones are shorter
 IDLE = 0.1  # of a mean cotangent, or of a whole plane: what moves although nothing depends on it
@@ -35,9 +37,10 @@ class Found:
 
     Attributes:
         bound: in single precision; no proof.
-        value: the objective at a feasible point of the relaxation; infinite where there is an
-            activation that is not max(a y, b y).
+        value: the objective at a feasible point of the relaxation, with planes as they were left
+            and lines around activations that are not max(a y, b y).
         inputs: (problems, inputs): that point's.
+        at: where its blocks are between their bounds.
         state: what the bound rests on.
         passes: how many passes over the network.
     """
@@ -45,6 +48,7 @@ class Found:
     bound: np.ndarray
     value: np.ndarray
     inputs: np.ndarray
+    at: State
     state: State
     passes: np.ndarray
 
@@ -53,6 +57,12 @@ class Found:
         higher = bound > self.bound[some]
         self.bound[some[higher]] = bound[higher]
         self.state.put(some[higher], state, higher)
+
+    def nearer(self, some: np.ndarray, value: np.ndarray, point: np.ndarray, state: State) -> None:
+        """Keeps points that are better than before, of some problems."""
+        lower = value < self.value[some]
+        self.value[some[lower]], self.inputs[some[lower]] = value[lower], point[lower]
+        self.at.put(some[lower], state, lower)
 
 
 class _Mean:
@@ -72,7 +82,7 @@ class _Mean:
 
     def state(self, like: State) -> State:
         new = State()
-        new.arrays = dict(like.arrays)
+        new.arrays, new.neurons = dict(like.arrays), like.neurons
         for (name, index), x in self.sums.arrays.items():
             if name == "kept":
                 mix = self.sums["mix", index][..., None]
@@ -102,9 +112,10 @@ def search(
     count = len(rows)
     bound, blocks, c = relaxation.back(rows, state)
     point = np.where(c > 0, *relaxation.box)
-    found = Found(
-        bound, np.full(count, np.inf, np.float32), point, copy.deepcopy(state), np.ones(count, int)
-    )
+    at = State()
+    at.arrays = {key: x.copy() for key, x in state.arrays.items() if key[0] == "theta"}
+    found = Found(bound, np.full(count, np.inf, np.float32), point, at, copy.deepcopy(state),
+                  np.ones(count, int))  # fmt: skip
     wanted = _Wanted(goal, gap)
     # With triangles first: they are cheap, and say where planes are worth most.
     _damped(relaxation, rows, found, wanted, min(TRIANGLES, steps[0]), blocks)
@@ -142,10 +153,7 @@ def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: in
     memory, mean = State(), _Mean()
     for step in range(steps):
         value, arguments, reads = relaxation.forth(rows[going], point, work)
-        if not relaxation.fixed:
-            lower = value < found.value[going]
-            some = going[lower]
-            found.value[some], found.inputs[some] = value[lower], point[lower]
+        found.nearer(going, value, point, work)
         _move(relaxation, work, memory, arguments, reads, step)
         bound, blocks, c = relaxation.back(rows[going], work)
         found.passes[going] += 2
@@ -160,12 +168,37 @@ def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: in
         share = np.float32(1.0 if late == 0 else 0.5 * SETTLE / (SETTLE + late))
         point = point + share * (np.where(c > 0, *relaxation.box) - point)
         _to_corner(work, blocks, share)
+        if step == PRUNED and found.state.neurons:
+            best = relaxation.back(rows, found.state)[1]
+            _prune(found.state, (best, blocks), going, (work, memory, mean.sums))
         left = wanted.left(found, going)
         if not left.any():
             break
         if not left.all():
             going, work, memory, point = going[left], work.of(left), memory.of(left), point[left]
             mean.sums = mean.sums.of(left)
+
+
+def _prune(best: State, blocks: tuple, going: np.ndarray, others: tuple[State, ...]) -> None:
+    """Leaves out planes that nothing goes through, of a state and of others for some of it.
+
+    `blocks` are the cotangents of the state and of the first of the others.
+    """
+    for index in list(best.neurons):
+        if best["kept", index].size <= FEW_NUMBERS:
+            continue
+        used = _taken(best, blocks[0], index)
+        used[going] |= _taken(others[0], blocks[1], index)
+        order = np.argsort(~used, axis=1, kind="stable")[:, : used.sum(axis=1).max()]
+        best.narrow(index, order)
+        for other in others:
+            other.narrow(index, order[going])
+
+
+def _taken(state: State, blocks: dict[int, np.ndarray], index: int) -> np.ndarray:
+    """Which planes cotangents go through."""
+    g = np.take_along_axis(blocks[index], state.neurons[index].entries, axis=1)
+    return (state["mix", index] > 0) & (g < 0)
 
 
 def _to_corner(state: State, blocks: dict[int, np.ndarray], share) -> None:
@@ -188,8 +221,8 @@ def _move(relaxation: Envelope, state: State, memory: State, arguments, reads, s
         if not reads.get(index):
             continue
         t, line, plane = reads[index]
-        neurons, chosen = relaxation.neurons[index], state["chosen", index]
-        unit = layer.over[neurons.entries[chosen]]
+        neurons = state.neurons[index]
+        unit = layer.over[neurons.entries]
         width = _width(memory, ("line", index), line - plane, unit, step)
         mix = np.clip(state["mix", index] + (line - plane) / (2 * width), 0, 1)
         state["mix", index] = np.where(unit > 0, mix, 0)  # a plane is only above a bend
@@ -198,10 +231,8 @@ def _move(relaxation: Envelope, state: State, memory: State, arguments, reads, s
         jumps = far**2 if not step else memory["jumps", index] + far**2
         memory["t", index], memory["jumps", index] = t, jumps
         width = np.sqrt(BASE**2 + jumps) / RATE
-        state["kept", index] = allocated(
-            state["kept", index] - t / (2 * width[..., None]),
-            neurons.delta[chosen], neurons.most[chosen],
-        )  # fmt: skip
+        push = t / (2 * width[..., None])
+        state["kept", index] = allocated(state["kept", index], push, neurons)
 
 
 def _width(memory: State, key: tuple[str, int], x, unit, step: int) -> np.ndarray:
@@ -267,8 +298,8 @@ def _slopes(
         if not reads.get(index):
             continue
         t, line, plane = reads[index]
-        neurons, chosen = relaxation.neurons[index], state["chosen", index]
-        entries, delta = neurons.entries[chosen], neurons.delta[chosen]
+        neurons = state.neurons[index]
+        entries, delta = neurons.entries, neurons.delta
         at = np.arange(len(g))[:, None], entries
         down, used = down[at] * layer.bent[entries], g[at] < 0
         slopes["mix", index] = mix = down * (line - plane)
@@ -284,10 +315,8 @@ def _slopes(
 def _go(relaxation: Envelope, state: State, slopes: State, size: np.ndarray) -> None:
     for (name, index), slope in slopes.arrays.items():
         step = size.reshape(-1, *(1,) * (slope.ndim - 1)) * slope
-        new = state[name, index] + step
         if name == "kept":
-            neurons, chosen = relaxation.neurons[index], state["chosen", index]
-            state[name, index] = allocated(new, neurons.delta[chosen], neurons.most[chosen])
+            state[name, index] = allocated(state[name, index], -step, state.neurons[index])
         else:
             a, b = relaxation.kinked[index].slopes if name == "below" else (0, 1)
-            state[name, index] = np.clip(new, a, b).astype(np.float32)
+            state[name, index] = np.clip(state[name, index] + step, a, b).astype(np.float32)

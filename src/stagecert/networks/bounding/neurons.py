@@ -20,6 +20,8 @@ from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import sources_of
 
 HALVINGS = 12  # of an interval of thresholds; what is left of it hardly matters
+ROUNDS = 10  # of looking for the shift of an allocation; the same holds
+TINY = np.float32(1e-30)
 
 
 def single(node: Any) -> Any:
@@ -41,25 +43,52 @@ def single(node: Any) -> Any:
 class Neurons:
     """Some neurons of an activation, over the box of what they read.
 
+    Arrays may have axes before those that are named: some neurons for each of several problems.
+
     Attributes:
-        entries: which ones.
+        entries: (neurons,): which ones.
         columns: (neurons, reads): the entries of all sources, side by side, that each reads; where
-            one reads fewer than others, weights are zero.
+            one reads fewer than others, `delta` is zero. None if all read all, in order.
         delta: (neurons, reads): how much each can move the argument.
         up: (neurons, reads): whether the argument grows with it.
         most: (neurons,): the largest argument over the box; never negative.
+        deficit: (neurons,): what the inputs have to pay for; with `most`, the sum of `delta`.
     """
 
     entries: np.ndarray
-    columns: np.ndarray
+    columns: np.ndarray | None
     delta: np.ndarray
     up: np.ndarray
     most: np.ndarray
+    deficit: np.ndarray
 
-    @property
-    def dense(self) -> bool:
-        """Whether all neurons read all there is, in order."""
-        return self.columns.strides[0] == 0
+    def __getitem__(self, some) -> "Neurons":
+        columns = None if self.columns is None else self.columns[some]
+        return Neurons(self.entries[some], columns, self.delta[some], self.up[some],
+                       self.most[some], self.deficit[some])  # fmt: skip
+
+    def along(self, order: np.ndarray) -> "Neurons":
+        """Of neurons for several problems those in an order: (problems, neurons)."""
+        return self[np.arange(len(order))[:, None], order]
+
+    def moved(self, share: np.ndarray) -> np.ndarray:
+        """How far inputs have moved in the helpful direction, (problems, neurons, reads).
+
+        `share` (problems, entries of all sources) is how far they have moved up.
+        """
+        if self.columns is None:
+            return np.where(self.up, share[:, None], 1 - share[:, None])
+        first = np.arange(len(share)).reshape(-1, 1, 1)
+        read = share[first, self.columns]
+        return np.where(self.up, read, 1 - read)
+
+    def sent(self, weights: np.ndarray, size: int) -> np.ndarray:
+        """Sums over neurons of weights (problems, neurons, reads), for each of the entries read."""
+        if self.columns is None:
+            return weights.sum(axis=1)
+        flat = np.arange(len(weights))[:, None, None] * size + self.columns
+        found = np.bincount(flat.reshape(-1), weights.reshape(-1), len(weights) * size)
+        return found.reshape(len(weights), size)
 
 
 def read(program: Program, index: int, entries: np.ndarray, low, high) -> Neurons:
@@ -67,18 +96,17 @@ def read(program: Program, index: int, entries: np.ndarray, low, high) -> Neuron
     weights, bias = _affine(program, index, entries)
     reads = weights != 0
     most_reads = max(int(reads.sum(axis=1).max(initial=0)), 1)
-    if most_reads > 0.8 * weights.shape[1]:
-        columns = np.broadcast_to(np.arange(weights.shape[1]), weights.shape)
-    else:
+    columns = None
+    if most_reads <= 0.8 * weights.shape[1]:
         columns = np.argsort(~reads, axis=1, kind="stable")[:, :most_reads]
         weights = np.take_along_axis(weights, columns, axis=1)
-    least, largest = low[columns], high[columns]
-    delta = np.abs(weights) * (largest - least)
-    most = bias + np.maximum(weights * least, weights * largest).sum(axis=1)
-    return Neurons(
-        entries, columns, delta.astype(np.float32), weights >= 0,
-        np.clip(most, 0, delta.sum(axis=1)).astype(np.float32),
-    )  # fmt: skip
+        low, high = low[columns], high[columns]
+    delta = np.abs(weights) * (high - low)
+    most = bias + np.maximum(weights * low, weights * high).sum(axis=1)
+    total = delta.sum(axis=1)
+    most = np.clip(most, 0, total)
+    delta, most, deficit = (x.astype(np.float32) for x in (delta, most, total - most))
+    return Neurons(entries, columns, delta, weights >= 0, most, deficit)
 
 
 def _affine(program: Program, index: int, entries: np.ndarray):
@@ -115,47 +143,46 @@ def _affine(program: Program, index: int, entries: np.ndarray):
     return weights, bias
 
 
-def moved(x, up):
-    """How far inputs have moved in the helpful direction, from how far they have moved up."""
-    return np.where(up, x, 1 - x)
+def envelope(t: np.ndarray, neurons: Neurons) -> np.ndarray:
+    """The envelope of relu over a box: at most that, and nearly as much; (problems, neurons).
 
-
-def threshold(t, delta, deficit):
-    """A number such that the inputs beyond it just pay for the deficit; along the last axis."""
+    For any threshold, delta . min(t, threshold) - threshold * deficit is at most what the best
+    allocation leaves; the largest of them is the envelope. `t` is what `neurons.moved` says.
+    """
     low, high = t.min(axis=-1), t.max(axis=-1)
     for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        paid = np.einsum("...i,...i->...", delta, t > middle[..., None], dtype=delta.dtype)
-        enough = paid >= deficit
-        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
-    return 0.5 * (low + high)
+        at = 0.5 * (low + high)
+        paid = np.einsum("...i,...i->...", neurons.delta, t > at[..., None], dtype=t.dtype)
+        enough = paid >= neurons.deficit
+        low, high = np.where(enough, at, low), np.where(enough, high, at)
+    at = 0.5 * (low + high)
+    under = np.minimum(t, at[..., None])
+    return np.einsum("...i,...i->...", neurons.delta, under) - at * neurons.deficit
 
 
-def envelope(t, delta, deficit):
-    """The envelope of relu over a box: at most that, and nearly as much.
+def allocated(kept: np.ndarray, push: np.ndarray, neurons: Neurons) -> np.ndarray:
+    """What is kept after a push: clip(kept - push + shift, 0, 1), with kept . delta = most.
 
-    For any threshold, threshold * deficit + delta . max(t - threshold, 0) is at least what the best
-    allocation of the deficit takes.
+    The shift is between the smallest and the largest push; it is looked for by interpolation.
     """
-    at = threshold(t, delta, deficit)
-    over = np.maximum(t - at[..., None], 0)
-    return np.einsum("...i,...i->...", delta, t - over) - at * deficit
-
-
-def allocated(wanted, delta, most):
-    """The nearest shares that may be kept: from 0 to 1, with kept . delta = most."""
-    low, high = -wanted.max(axis=-1), 1 - wanted.min(axis=-1)
-
-    def shifted(by):
-        kept = np.clip(wanted + by[..., None], 0, 1)
-        return kept, np.einsum("...i,...i->...", delta, kept)
-
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        much = shifted(middle)[1] > most
-        low, high = np.where(much, low, middle), np.where(much, middle, high)
-    # One end is a little too much and the other too little: what is between them is right.
-    (less, under), (more, over) = shifted(low), shifted(high)
-    way = np.where(over > under, over - under, 1)
-    share = np.clip((most - under) / way, 0, 1)
-    return less + share[..., None].astype(less.dtype) * (more - less)
+    wanted = kept - push
+    low, high = push.min(axis=-1), push.max(axis=-1)
+    under, over = -neurons.most, neurons.deficit  # no more than that is missing, or too much
+    new = np.empty_like(wanted)
+    for turn in range(ROUNDS):
+        shift = low + (high - low) * (under / np.minimum(under - over, -TINY))
+        np.add(wanted, shift[..., None], out=new)
+        np.clip(new, 0, 1, out=new)
+        off = np.einsum("...i,...i->...", neurons.delta, new) - neurons.most
+        more = off > 0
+        # The end that stays counts half, so that the other one moves too.
+        low, high = np.where(more, low, shift), np.where(more, shift, high)
+        under, over = np.where(more, 0.5 * under, off), np.where(more, off, 0.5 * over)
+    # The rest is taken from all that is kept, or from all that is not.
+    paid = off + neurons.most
+    less = np.where(off > 0, neurons.most / np.maximum(paid, TINY), 1)
+    rest = np.maximum(neurons.most + neurons.deficit - paid, TINY)
+    more = np.where(off < 0, np.clip(neurons.deficit / rest, 0, 1), 1)
+    new *= (less * more)[..., None]
+    new += (1 - more)[..., None]
+    return new
