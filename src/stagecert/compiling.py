@@ -28,13 +28,13 @@ class _Compiled:
     programs, seconds = 0, 0.0
 
     @classmethod
-    def note(cls, event: str, seconds: float, **_) -> None:
+    def note(cls, event: str, seconds: float, **_: str | int) -> None:
         if event == _ENDS:
             cls.programs += 1
             cls.seconds += seconds
 
 
-jax.monitoring.register_event_duration_secs_listener(_Compiled.note)
+jax.monitoring.register_event_duration_secs_listener(_Compiled.note)  # type: ignore
 
 
 def compiled() -> tuple[int, float]:

@@ -203,7 +203,7 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
     unit = units[memory.lane, form.of_neuron[memory.neuron]]
     unit = np.maximum(unit, SHARE * np.abs(force)) * lanes.scale[memory.lane]
     step = FORCE_STEP * DECAY**k * unit
-    alone = ~lanes.weights.any(axis=1)
+    alone = np.asarray(~lanes.weights.any(axis=1))
     if alone.any():
         mine = alone[memory.lane]
         mean = np.bincount(memory.lane, np.abs(force), len(lanes)) / np.maximum(

@@ -154,9 +154,9 @@ class Pass:
 
     def __getitem__(self, some) -> "Pass":
         blocks = {index: g[some] for index, g in self.blocks.items()}
-        return Pass(
-            *(x[some] if isinstance(x, np.ndarray) else blocks for x in vars(self).values())
-        )
+        arrays = self.bound, self.units, self.inputs, self.point
+        bound, units, inputs, point = (x[some] for x in arrays)
+        return Pass(bound, blocks, units, inputs, point)
 
 
 def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:

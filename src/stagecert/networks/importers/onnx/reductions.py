@@ -1,6 +1,7 @@
 """ONNX operators that reduce or normalise, made of others, and those that rearrange entries."""
 
 import math
+from typing import Any
 from fractions import Fraction
 
 import numpy as np
@@ -150,14 +151,16 @@ def _root_mean_square(call: Call):
 @converts("GroupNormalization")
 def _group_normalization(call: Call):
     x, scale, bias = call.variable(), call.constant(1, "scales"), call.constant(2, "biases")
-    groups, channels = int(call.get("num_groups", 0)), x.shape[1] if len(x.shape) > 1 else 0
+    groups = int(call.get("num_groups", 0))
+    channels = x.shape[1] if len(x.shape) > 1 else 0
     if groups < 1 or not channels or channels % groups:
         raise Refused(f"cannot make {groups} groups of {channels} channels")
     # Before opset 21 there is one scale for each group.
     wanted = (channels,) if call.opset >= 21 else (groups,)
     if scale.shape != wanted or bias.shape != wanted:
         raise Refused(f"needs scales and biases of the shape {wanted}")
-    grouped = call.add(op.Reshape((x.shape[0], groups, math.prod(x.shape[1:]) // groups)), x)
+    shape = (*x.shape[:1], groups, math.prod(x.shape[1:]) // groups)
+    grouped = call.add(op.Reshape(shape), x)
     y = normalized(call, grouped, range(2, 3), call.get("epsilon", EPSILON))
     y = call.add(op.Reshape(x.shape), y)
     shape = (-1, *(1 for _ in x.shape[2:]))
@@ -216,7 +219,7 @@ def _gather_elements(call: Call):
     n = x.shape[axis]
     if indices.ndim != len(x.shape) or np.any(indices < -n) or np.any(indices >= n):
         raise Refused("has indices that are not there")
-    places = list(np.indices(indices.shape))
+    places: list[Any] = [*np.indices(indices.shape)]
     places[axis] = indices % n
     if any(np.any(p >= m) for p, m in zip(places, x.shape, strict=True)):
         raise Refused("has indices of another shape")
