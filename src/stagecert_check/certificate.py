@@ -30,10 +30,10 @@ _MOST_LEAVES = 2**20
 _MOST_MULTIPLIERS = 2**24
 _MOST_FORCES = 2**24
 # A packed file must be worth the work that it asks for: so many leaves and stations in any case,
-# and so many more for each byte. (Of a tree that is cut into equal parts, a leaf takes 1/6 byte; a
-# station takes 20 even where all of its arrays are those of others.)
+# and so many more for each byte. (Of a tree that is cut into equal parts, which packs best, a leaf
+# takes 1/6 byte; a station that shares all arrays with others takes four.)
 _FEW_LEAVES, _LEAVES_A_BYTE = 2**12, 8
-_FEW_STATIONS, _STATIONS_A_BYTE = 2**10, 1 / 16
+_FEW_STATIONS, _STATIONS_A_BYTE = 2**10, 1 / 4
 
 Slopes = tuple[str | None, str | None]  # names of the arrays below and above; None: default
 

@@ -162,7 +162,7 @@ def test_a_small_file_has_few_stations(small):
             "stations": given}  # fmt: skip
     header = {"format": "stagecert certificate", "version": 2, "stagecert": "0", "cases": [case]}
     models.write(small.paths[2], header, arrays, small.model, small.text)
-    most = 1024 + small.paths[2].stat().st_size // 16
+    most = 1024 + small.paths[2].stat().st_size // 4
     assert most < count
     with pytest.raises(Refused, match=f"more than {most} stations, too many for the size"):
         Certificate(small.paths[2]).cases(2, [1])

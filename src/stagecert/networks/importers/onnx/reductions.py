@@ -1,8 +1,8 @@
 """ONNX operators that reduce or normalise, made of others, and those that rearrange entries."""
 
 import math
-from typing import Any
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
