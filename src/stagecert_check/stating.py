@@ -100,7 +100,7 @@ def _adder(graph: onnx.GraphProto) -> Add:
             count += 1
         return name
 
-    def add(kind: str, inputs: list[Any], **attributes: int) -> str:
+    def add(kind: str, inputs: list[Any], **attributes: Any) -> str:
         names = []
         for item in inputs:
             if isinstance(item, np.ndarray):

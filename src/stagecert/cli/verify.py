@@ -161,7 +161,8 @@ class _Outcome(Ending):
         super().__init__()
         self.result, self.as_json, self.quiet = result, as_json, quiet
         self.work: Any = None
-        self.standard, self.folder = False, None  # the form of the VNN-LIB standard
+        self.standard = False  # the form of the VNN-LIB standard
+        self.folder: Path | None = None
         self.query: Any = None
         self.missing = certificate  # what an `unsat` still owes
         self._show: Callable[[str], None] | None = None
@@ -290,7 +291,8 @@ class _Outcome(Ending):
         from stagecert.cli import standard
 
         try:
-            standard.serialise(self.query, counterexample, self.folder)  # type: ignore
+            assert self.folder is not None
+            standard.serialise(self.query, counterexample, self.folder)
         except OSError as error:
             say(f"{self.folder} cannot be written: {error}")
 
