@@ -480,6 +480,8 @@ def test_bounds_by_search_hold():
     lambda x: jnp.log(jnp.sqrt(1 + jnp.abs(x))) + lax.rsqrt(2 + x * x),
     lambda x: jnp.floor(3 * x) + jnp.ceil(x) - jnp.round(5 * x) + jnp.sign(x),
     lambda x: x**3 - x**4 + (2 + jnp.abs(x)) ** -2.0 + lax.erf(x),
+    lambda x: jnp.exp2(x) + jnp.expm1(2 * x) + jnp.prod(x),
+    lambda x: jnp.prod(jnp.outer(x, 1 + x), axis=0),
     eqx.nn.LayerNorm(3),
 ])  # fmt: skip
 def test_products_waves_and_steps(function):

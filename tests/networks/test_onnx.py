@@ -1071,10 +1071,8 @@ def test_networks_in_the_data_folder():
         if path.parent.parent.name in ("vit", "ml4acopf", "lsnc_relu", "traffic_signs"):
             if refused(path):  # with the reason
                 continue
-            if path.parent.parent.name == "traffic_signs":  # rounding decides about signs
-                assert load(path).output_size
-            else:
-                compared_in_double(path, model, rng)
+            # At such points no argument of a sign is near zero, as far as double precision sees.
+            compared_in_double(path, model, rng)
             continue
         network = single(load(path))
         run = runner(model)

@@ -297,7 +297,8 @@ class _Outcome(Ending):
         from stagecert.cli import standard
 
         try:
-            standard.serialise(self.query, counterexample, self.folder)  # type: ignore
+            assert self.folder is not None
+            standard.serialise(self.query, counterexample, self.folder)
         except OSError as error:
             say(f"{self.folder} cannot be written: {error}")
 

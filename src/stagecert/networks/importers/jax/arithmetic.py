@@ -14,6 +14,7 @@ from stagecert.networks.importers.jax.calls import Call, converts
 from stagecert.networks.importers.jax.recognising import single
 from stagecert.networks.importers.jax.walking import Traced
 from stagecert.networks.importers.onnx.nodes import Refused
+from stagecert.networks.importers.onnx.reductions import MOST_FACTORS
 
 TWO_VARIABLES = "is nonlinear in two variables: both of its arguments depend on the input"
 
@@ -75,6 +76,35 @@ _PLAIN = {
 @converts(*_PLAIN)
 def _plain(call: Call):
     return call.activation(_PLAIN[call.name], call.variable())
+
+
+@converts("exp2")
+def _exp2(call: Call):
+    logarithm = enclosures.function("log", np.array(2.0))
+    return call.activation("exp", _scaled(call, call.variable(), logarithm))
+
+
+@converts("expm1")
+def _expm1(call: Call):
+    y = call.activation("exp", call.variable())
+    return call.add(op.Shift(), y, weights=np.array(-1.0))
+
+
+@converts("reduce_prod")
+def _reduce_prod(call: Call):
+    axes = tuple(int(k) for k in call.params["axes"])
+    x = call.variable()
+    rest = [k for k in range(len(x.shape)) if k not in axes]
+    shape = tuple(x.shape[k] for k in rest)
+    x = call.reshape(call.transpose(x, (*rest, *axes)), (*shape, -1))
+    count = x.shape[-1]
+    if count > MOST_FACTORS:
+        raise Refused(f"multiplies {count} variables; up to {MOST_FACTORS} do")
+    parts = [call.add(op.Take(len(shape)), x, weights=np.array(k, np.int32)) for k in range(count)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = call.product(total, part, shape)
+    return total
 
 
 @converts("rsqrt")

@@ -151,9 +151,8 @@ def _root_mean_square(call: Call):
 @converts("GroupNormalization")
 def _group_normalization(call: Call):
     x, scale, bias = call.variable(), call.constant(1, "scales"), call.constant(2, "biases")
-    groups = int(call.get("num_groups", 0))
-    channels = x.shape[1] if len(x.shape) > 1 else 0
-    if groups < 1 or not channels or channels % groups:
+    groups, channels = int(call.get("num_groups", 0)), math.prod(x.shape[1:2])
+    if len(x.shape) < 2 or groups < 1 or channels % groups:
         raise Refused(f"cannot make {groups} groups of {channels} channels")
     # Before opset 21 there is one scale for each group.
     wanted = (channels,) if call.opset >= 21 else (groups,)
@@ -219,7 +218,7 @@ def _gather_elements(call: Call):
     n = x.shape[axis]
     if indices.ndim != len(x.shape) or np.any(indices < -n) or np.any(indices >= n):
         raise Refused("has indices that are not there")
-    places: list[Any] = [*np.indices(indices.shape)]
+    places: list[Any] = list(np.indices(indices.shape))
     places[axis] = indices % n
     if any(np.any(p >= m) for p, m in zip(places, x.shape, strict=True)):
         raise Refused("has indices of another shape")
