@@ -264,7 +264,9 @@ def run_environments() -> list[dict]:
     import gymnasium
 
     found = []
-    for name, horizon in (("FrozenLake-v1", 20), ("CliffWalking-v1", 20), ("Taxi-v4", 15)):
+    for name, horizon in (
+        ("FrozenLake-v1", 20), ("FrozenLake8x8-v1", 100), ("CliffWalking-v1", 20), ("Taxi-v4", 15),
+    ):  # fmt: skip
         process, nominal = from_gymnasium(gymnasium.make(name), horizon)
         rng = np.random.default_rng(0)
         sets = {

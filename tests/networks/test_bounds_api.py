@@ -48,7 +48,10 @@ def nan_at(array, *place):
 
 
 WRONG = {
-    "a vector": (dict(lower=LOW[0]), r"lower must have shape \(batch, 3\), but has shape \(3,\)"),
+    "a vector": (
+        dict(lower=LOW[0]),
+        r"lower must have shape \(batch, 3\), but has shape \(3,\)\. For one box give x\[None\]",
+    ),
     "a number": (dict(lower=0.0), r"must have shape \(batch, 3\), but has shape \(\)"),
     "too wide": (dict(upper=np.ones((4, 5))), r"upper must have shape \(batch, 3\).*\(4, 5\)"),
     "words": (dict(lower="none"), "lower is no array of numbers"),

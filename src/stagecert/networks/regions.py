@@ -162,9 +162,10 @@ def _per_input(network: Network, given: Any, what: str) -> tuple[np.ndarray, ...
         except (TypeError, ValueError) as error:
             raise ProblemError(f"{what}{name} is no array of numbers: {error}") from None
         if array.ndim == 0 or array.shape[1:] != tuple(user):
+            one = " For one box give x[None]." if array.shape == tuple(user) else ""
             raise ProblemError(
                 f"{what}{name} must have shape (batch, {', '.join(map(str, user))}), but has shape "
-                f"{array.shape}."
+                f"{array.shape}.{one}"
             )
         if _anywhere(lambda x: ~np.isfinite(x), array):
             at = np.argwhere(~np.isfinite(array))[0].tolist()
