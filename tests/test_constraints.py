@@ -11,6 +11,7 @@ from scipy.optimize import linprog
 from zoo_constrained import CASES
 
 import stagecert as sc
+from stagecert.sides import share_to_interior
 from stagecert.solving import _refuse_without_multipliers, named_solver
 
 TOLERANCE = {True: 1e-6, False: 1e-5}  # smooth, nonsmooth
@@ -296,6 +297,20 @@ def test_solvers_without_multipliers_refuse():
     problem = lp(np.ones((1, 2)), np.ones(1), np.ones(2))
     with pytest.raises(sc.ProblemError, match="'simple' has no multipliers for side constraints"):
         sc.solve(problem, solver="simple")
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=20)
+def test_the_repair_of_linear_constraints_is_a_ratio_test(seed):
+    rng = np.random.default_rng(seed)
+    A, inside, outside = rng.normal(size=(6, 3)), rng.normal(size=3), rng.normal(size=3)
+    b = A @ inside + rng.uniform(0.1, 1, size=6)
+    values, slack = (sc.Sides((A @ x - b,)) for x in (outside, inside))
+    margins = sc.Sides((np.full(6, 1e-12),))
+    share = float(share_to_interior(values, slack, margins))
+    over = (A @ (outside + share * (inside - outside)) - b).max()
+    # No more than is needed: the point ends on the border, less the margin.
+    assert -3e-12 <= over <= 0 if share > 0 else (A @ outside <= b).all()
 
 
 @pytest.mark.parametrize("solver", [["auto"], ("mirror", "auto"), (("auto",), "polish")])

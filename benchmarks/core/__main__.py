@@ -9,6 +9,7 @@ from benchmarks.core import (
     chain,
     compiling,
     gradient,
+    inventory,
     memory,
     overhead,
     passes,
@@ -27,6 +28,7 @@ PARTS = {
     "memory": memory.run,
     "compile": compiling.run,
     "peers": peers.run,
+    "inventory": inventory.run,
     "rigor": rigor.run,
 }
 

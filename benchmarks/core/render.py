@@ -322,6 +322,29 @@ def peers_table() -> str:
     return table([*header, "ratio"], rows)
 
 
+def inventory_table() -> str:
+    """Schedules on small inventories; long ones beside Clarabel."""
+    held = records.load("inventory")["records"]
+    schedules = []
+    for r in (r for r in held if "schedule" in r):
+        found = [[np.inf if x is None else x for x in lane] for lane in r["to_gap"]]
+        closed = int(np.isfinite(found).all(axis=1).sum())
+        middle, most = (
+            _shown(None if np.isinf(x) else int(x) for x in f(found, axis=0))
+            for f in (np.median, np.max)
+        )
+        schedules.append([r["schedule"], middle, most, f"{closed} of {len(found)}"])
+    long = [
+        [r["instance"], f"{r['seconds']:.1f}", f"{r['cpu_seconds']:.1f}", r["passes"],
+         "-" if r["relative_gap"] is None else f"{r['relative_gap']:.1e}", r["status"],
+         r["peer_seconds"]]
+        for r in held if "instance" in r
+    ]  # fmt: skip
+    header = ["`Polish(...)`", "median passes", "most passes", "closed to 1e-5"]
+    columns = ["instance", "`auto`, s", "of CPU", "passes", "certified gap", "status"]
+    return table(header, schedules) + "\n\n" + table([*columns, "Clarabel, s"], long)
+
+
 def rigor_table() -> str:
     """Bounds against exact optima, and what they cost."""
     held = records.load("rigor")["records"]
@@ -354,6 +377,7 @@ SECTIONS = {
     "memory": ("memory", memory_table),
     "compile": ("compile", compile_table),
     "peers": ("peers", peers_table),
+    "inventory": ("inventory", inventory_table),
     "rigor": ("rigor", rigor_table),
 }
 
