@@ -1,7 +1,8 @@
 """How fast trees of splits grow and are checked: `python -m benchmarks.vnncomp.nodes`.
 
 For some properties of three sets, without attacks: CPU seconds of the search, nodes a second, and
-the checker's CPU seconds for the leaves of the finished tree. Besides, the same for a tree of 10,000 leaves of the network of mnist_fc with four layers of 256 relu, whatever it says of
+the checker's CPU seconds for the leaves of the finished tree. Besides, the same for a tree of
+10,000 leaves of the network of mnist_fc with four layers of 256 relu, whatever the checker says of
 them, beside what the search takes for a tree of so many leaves at its rate.
 """
 
