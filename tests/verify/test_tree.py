@@ -177,6 +177,22 @@ def test_bounds_of_nodes_hold_at_their_points():
     assert np.all(cuts == 0)
 
 
+def test_forces_become_large_where_splits_contradict_the_box():
+    # For x up to 1, x - 2 is held above zero: a force f gives f - 13.
+    layers = [(np.ones((1, 1)), np.array([-2])), (np.ones((1, 1)), np.zeros(1))]
+    wanted = properties.load(vnnlib([-1], [1], "(<= Y_0 12)", 1))
+    form = nodes.Form(Checker(OpenModel(dense(layers)).program, wanted).program)
+    one = np.ones((1, 1), np.float32)
+    lanes = nodes.Lanes(
+        (-one, one), 0 * one, one, np.ones((1, 1), np.int8), one[:, :, None], 12 * one,
+        0 * one, 0 * one, 0 * one, one, one, one[0],
+    )  # fmt: skip
+    assert ascend(form, lanes, 1, np.zeros(1)).bound[0] == -15
+    found = ascend(form, lanes, 12, np.zeros(1))
+    assert found.bound[0] > 0
+    assert found.lanes.force[0, 0] < -13
+
+
 def smooth_model(kind: str, seed: int) -> tuple[onnx.ModelProto, list]:
     layers = random_layers(seed, (2, 6, 5, 1))
     layers = [(3 * w, b) for w, b in layers]

@@ -32,8 +32,6 @@ CURVE_STEPS = (0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625, 0.03125)
 # The first step of a force, in units of its layer's mean cotangent or of a share of itself; later
 # ones shrink by DECAY.
 FORCE_STEP, SHARE, DECAY = 2.0, 0.25, 0.85
-# The same where no row takes part, in units of the mean force.
-ALONE_STEP, ALONE_DECAY = 1.0, 0.97
 WEIGHT_STEP = 0.5
 # How the steps of a node's parts differ from its own, if these improved its bound by that share.
 LONGER, SHORTER, WORTH = np.float32(2.0), np.float32(0.5), 1e-3
@@ -66,7 +64,6 @@ def ascend(
 ) -> Found:
     """Improves the bounds of lanes for so many steps; lanes that exceed their goal stop.
 
-    Lanes whose weights are all zero are bounded by their forces alone, which are made one in all.
     `fresh` says that slopes are defaults, which are far from the best ones.
     """
     count = len(lanes)
@@ -182,8 +179,7 @@ def _move(form: Form, lanes: Lanes, lines: Lines, found: Pass, values, ends, at,
         excess = np.where(known, excess - np.where(known, lanes.limits, 0), 0)
         unit = np.max(np.abs(excess), axis=1, keepdims=True) + 1e-12
         grown = lanes.weights * np.exp(WEIGHT_STEP * DECAY**k * excess / unit)
-        # Where all are zero they stay so.
-        lanes.weights[:] = grown / np.maximum(np.sum(grown, axis=1, keepdims=True), 1e-30)
+        lanes.weights[:] = grown / np.sum(grown, axis=1, keepdims=True)
 
 
 def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory) -> None:
@@ -203,31 +199,9 @@ def _push(form: Form, lanes: Lanes, found: Pass, values, k: int, memory: _Memory
     unit = units[memory.lane, form.of_neuron[memory.neuron]]
     unit = np.maximum(unit, SHARE * np.abs(force)) * lanes.scale[memory.lane]
     step = FORCE_STEP * DECAY**k * unit
-    alone = np.asarray(~lanes.weights.any(axis=1))
-    if alone.any():
-        mine = alone[memory.lane]
-        mean = np.bincount(memory.lane, np.abs(force), len(lanes)) / np.maximum(
-            np.bincount(memory.lane, minlength=len(lanes)), 1
-        )
-        step = np.where(mine, ALONE_STEP * ALONE_DECAY**k * mean[memory.lane], step)
     new = force + step * _direction(memory.force, slope, k)
     new = np.where(held & 1, new, np.maximum(new, 0))
     lanes.force[at] = np.where(held & 2, new, np.minimum(new, 0))
-    if alone.any():
-        normalise(lanes, np.flatnonzero(alone))
-
-
-def normalise(lanes: Lanes, some: np.ndarray) -> None:
-    """Makes the forces of some lanes one, each times the size of what it pulls at, in all.
-
-    Where there are none, all ends that are held get the same.
-    """
-    held, force = lanes.held[some], lanes.force[some]
-    size = np.maximum(np.abs(lanes.low[some]), np.abs(lanes.high[some])) + 1e-6
-    start = np.where(held & 2, 1, -1) * (held > 0) / size
-    force = np.where(force.any(axis=1, keepdims=True), force, start)
-    whole = np.sum(np.abs(force) * size, axis=1, keepdims=True)
-    lanes.force[some] = force / np.maximum(whole, 1e-30)
 
 
 def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:

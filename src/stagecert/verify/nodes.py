@@ -142,21 +142,17 @@ class Pass:
         bound: (lanes,).
         blocks: cotangents of activations, by node.
         units: (lanes, layers), mean absolute cotangents of arguments.
-        inputs: (lanes, inputs), their cotangents.
         point: (lanes, inputs), where the bound is attained.
     """
 
     bound: np.ndarray
     blocks: dict[int, np.ndarray]
     units: np.ndarray
-    inputs: np.ndarray
     point: np.ndarray
 
     def __getitem__(self, some) -> "Pass":
         blocks = {index: g[some] for index, g in self.blocks.items()}
-        arrays = self.bound, self.units, self.inputs, self.point
-        bound, units, inputs, point = (x[some] for x in arrays)
-        return Pass(bound, blocks, units, inputs, point)
+        return Pass(self.bound[some], blocks, self.units[some], self.point[some])
 
 
 def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:
@@ -287,7 +283,7 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
     ])  # fmt: skip
     point = np.where(c > 0, *lanes.box)
     bound += np.einsum("ij,ij->i", c, point)
-    return Pass(bound, blocks, units, c, point)
+    return Pass(bound, blocks, units, point)
 
 
 def _offset_terms(layer: Layer, up, down, part: Lines) -> np.ndarray:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from stagecert.verify.ascent import Found, ascend, normalise
-from stagecert.verify.choosing import parts_bounds, scores_of, split_points, undecided_maxima
+from stagecert.verify.ascent import Found, ascend
+from stagecert.verify.choosing import parts_bounds, split_points, undecided_maxima
 from stagecert.verify.corners import solve
-from stagecert.verify.nodes import Form, Lanes, back, default_slopes, lines_of
+from stagecert.verify.nodes import Form, Lanes, default_slopes
 from stagecert.verify.stations import STEPS, Station, parts_of
 from stagecert_check.graph import Program
 
@@ -19,8 +19,6 @@ LANES, LANE_NUMBERS = 512, 100_000
 ROOT_STEPS, NODE_STEPS, MORE_STEPS_EVERY = 30, 6, 12
 # Steps on the nodes of a new station: slopes and forces are those of the one before.
 STATION_STEPS = 12
-# What a bound without rows must exceed, and what lines of rows that are constant may lose.
-ALONE, NOTHING = 2e-5, 1e-5
 # Neurons whose split is tried before one is chosen.
 TRIED = 3
 # So many steps of passes back cost what a node does; stations that are split at a time.
@@ -164,7 +162,6 @@ class Tree:
         known = np.isfinite(self.limits)
         self.margin = np.array([root.margin for root in roots], np.float32)
         self.boxes = [np.stack([root.box[k] for root in roots]).astype(np.float32) for k in (0, 1)]
-        self.strict = np.ones(len(roots), np.float32)  # grows where the checker does not follow
         # How large cotangents are at the roots, layer by layer.
         self.units = np.zeros((len(roots), len(form.layers)), np.float32)
         self.seen, self.closed, self.worst, self.stuck = 0, 0.0, -np.inf, False
@@ -212,7 +209,6 @@ class Tree:
         """
         root, n = self.nodes["root"][nodes], self.form.neurons
         self.margin[np.unique(root)] *= 8
-        self.strict[np.unique(root)] *= 8
         at = self.nodes["station"][nodes]
         known = [self.stations[s] if s >= 0 else self.roots[k]
                  for s, k in zip(at, root, strict=True)]  # fmt: skip
@@ -256,9 +252,7 @@ class Tree:
         if any(not self.active[k].seen for k in np.unique(self.nodes["station"][taken["node"]])):
             steps = STATION_STEPS
         steps = ROOT_STEPS if whole else steps
-        margin = np.where(lanes.weights.any(axis=1), margin, ALONE * self.strict[root])
         found = ascend(self.form, lanes, steps, margin, fresh=whole)
-        margin = self._without_rows(found, root, margin)
         if whole:
             first = taken["depth"] == 0
             self.units[root[first]] = found.units[first]
@@ -267,51 +261,12 @@ class Tree:
         self.worst = float(np.min(found.bound))
         for k in np.flatnonzero(~refuted & ~(found.scores > 0).any(axis=1)):
             refuted[k] = self._solve(found, int(k))
-        self._with_rows(found, np.flatnonzero(refuted))
         self._close(taken, found, np.flatnonzero(refuted))
         open_ = np.flatnonzero(~refuted)
         self._note(taken, found, open_)
         if len(open_) and not self.stuck:
             self._split(taken, found, open_)
         return Met(found.points[open_], root[open_], found.bound[open_])
-
-    def _without_rows(self, found: Found, root, margin) -> np.ndarray:
-        """Lanes whose rows are constant are refuted by their splits alone, if at all.
-
-        Their forces say nothing as long as the row counts: the best ones are zero then, and no
-        neuron seems worth a split. The margins that bounds must exceed now.
-        """
-        open_ = ~(found.bound > margin) & found.lanes.held.any(axis=1)
-        some = np.flatnonzero(open_ & found.lanes.weights.any(axis=1))
-        if not len(some):
-            return margin
-        lanes = found.lanes[some]
-        lanes.force[:] = 0
-        lines = lines_of(self.form, lanes)
-        rows = back(self.form, lanes, lines)
-        lost = scores_of(self.form, lanes, lines, rows).max(axis=1, initial=0)
-        some = some[~rows.inputs.any(axis=1) & (lost <= NOTHING * np.abs(rows.bound))]
-        if len(some):
-            lanes = found.lanes[some]
-            lanes.weights[:] = 0
-            normalise(lanes, np.arange(len(some)))
-            margin[some] = ALONE * self.strict[root[some]]
-            better = ascend(self.form, lanes, STATION_STEPS, margin[some], fresh=False)
-            for name in ("below", "above", "force", "weights", "scale"):
-                getattr(found.lanes, name)[some] = getattr(better.lanes, name)
-            found.bound[some], found.points[some] = better.bound, better.points
-            found.scores[some] = better.scores
-        return margin
-
-    def _with_rows(self, found: Found, some) -> None:
-        """Gives rows a part again in what refutes lanes without them: a proof has to have one."""
-        some = some[~found.lanes.weights[some].any(axis=1)]
-        if len(some):
-            lanes, known = found.lanes[some], np.isfinite(found.lanes.limits[some])
-            lanes.force[:], lanes.weights = 0, known / np.sum(known, axis=1, keepdims=True)
-            least = back(self.form, lanes, lines_of(self.form, lanes)).bound
-            found.lanes.weights[some] = lanes.weights
-            found.lanes.force[some] *= (2 * np.abs(least) / found.bound[some])[:, None]
 
     def _lanes(self, taken: dict[str, np.ndarray]) -> Lanes:
         """Rows of the stack as lanes."""
@@ -443,9 +398,6 @@ class Tree:
         """Closes nodes whose splits contradict each other: the checker sees that too."""
         self.closed += float(np.sum(0.5 ** fields["depth"])) / len(self.roots)
         if self.keep:
-            known = np.isfinite(self.limits[fields["root"]])
-            some = ~fields["weights"].any(axis=1)
-            fields["weights"][some] = known[some] / np.sum(known[some], axis=1, keepdims=True)
             self.leaves.append({
                 "node": fields["node"], "weights": fields["weights"], "below": fields["below"],
                 "above": fields["above"], "leaf": np.zeros(0, int), "neuron": np.zeros(0, int),
