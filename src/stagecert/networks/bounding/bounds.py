@@ -14,6 +14,7 @@ import numpy as np
 
 from stagecert.codes import contradicts
 from stagecert.errors import ProblemError
+from stagecert.html import table
 from stagecert.networks.bounding import opening
 from stagecert.networks.bounding.branching import Branching
 from stagecert.networks.bounding.held import Held
@@ -46,6 +47,7 @@ PRECISIONS = {
     "float64": (np.float64, "highest"),
     "tf32": (np.float32, "tensorfloat32"),
 }
+_SHOWN = 10  # problems that a notebook shows
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,17 @@ class Bounds:
     def __repr__(self) -> str:
         batch, targets = self.bound.shape
         return f"Bounds({batch} boxes x {targets} objectives, largest gap {self.gap.max():.3g})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the first few problems."""
+        shown = list(np.ndindex(self.bound.shape))[:_SHOWN]
+        rows = [
+            (*at, self.bound[at], self.value[at], self.gap[at], self.status[at].name)
+            for at in shown
+        ]
+        more = self.bound.size - len(shown)
+        title = repr(self) + (f"; the first {len(shown)} of {self.bound.size}" if more else "")
+        return table(["box", "objective", "bound", "value", "gap", "status"], rows, title)
 
 
 def margins(labels, classes: int) -> np.ndarray:
