@@ -1,4 +1,4 @@
-"""Clarabel in the place of our own engines: it proposes inputs, and `Certifier` says what they prove.
+"""Clarabel in the place of our own engines: it proposes inputs, which are then certified.
 
     python -m benchmarks.applications.proposers --out RESULT.json
 
