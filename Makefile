@@ -61,7 +61,9 @@ docs: $(VENV)/.installed-docs
 pictures: $(VENV)/.installed-test
 	$(PY) scripts/draw_pictures.py $(PICTURES)
 
-# The wheel is built from the source distribution, so both are tried.
+# The wheel is built from the source distribution, so both are tried. The checker alone, in another
+# environment, must accept all proofs of the demo, and reject a forged one (with status 1) that
+# claims what is not so.
 dist: $(VENV)/.installed-dist
 	rm -rf dist build
 	$(PY) -m build --outdir dist .
@@ -78,6 +80,10 @@ dist: $(VENV)/.installed-dist
 	for proof in build/demo/*.cert; do \
 	  build/sceptic/bin/stagecert-check build/demo/digits.onnx "$${proof%.cert}.vnnlib" "$$proof" || exit 1; \
 	done
+	build/sceptic/bin/python scripts/forge_certificate.py \
+	  build/demo/a-small-radius.cert build/demo/d-violated.vnnlib build/forged.cert
+	build/sceptic/bin/stagecert-check \
+	  build/demo/digits.onnx build/demo/d-violated.vnnlib build/forged.cert; test $$? -eq 1
 	@ls -l dist
 
 benchmark: $(VENV)/.installed-test

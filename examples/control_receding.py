@@ -22,8 +22,10 @@ def chase(warm: bool):
     states = [state := np.array([-2.0, -2.0, 0.0, 0.0])]
     for step in range(STEPS):
         ahead = target(np.arange(step + 1, step + 1 + AHEAD))
-        box = dict(reference=ahead, lower=-FORCE, upper=FORCE)
-        plan = control.solve(control.LinearQuadratic(A, B, Q, R, state, **box), start=start)
+        problem = control.LinearQuadratic(
+            A, B, Q, R, state, reference=ahead, lower=-FORCE, upper=FORCE
+        )
+        plan = control.solve(problem, start=start)
         start = plan.shifted() if warm else None
         state = A @ state + B @ (plan.inputs[0] + 0.3 * rng.normal(size=2))
         states, plans = [*states, state], [*plans, plan]

@@ -40,9 +40,9 @@ def network(net, middle, radius):
     """The relaxation on one box."""
     low, high = box = middle - radius, middle + radius
     stages = []
-    for layer in net[:-1]:
-        slope, height, low, high = chord(*layer, low, high)
-        stages.append(sc.Stage(lower, upper, params=(*layer, slope, height)))
+    for weights, bias in net[:-1]:
+        slope, height, low, high = chord(weights, bias, low, high)
+        stages.append(sc.Stage(lower, upper, params=(weights, bias, slope, height)))
     return sc.Problem(sc.Box(*box), stages, sc.Objective(output, net[-1]))
 
 

@@ -5,6 +5,7 @@ block with layer normalisations, two heads of attention and gelu. It comes with 
 """
 
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def unchanged(image, label, radius) -> str:
 
 def main():
     """Certifies a few images; the checker accepts every proof before the answer is unsat."""
-    digits = files("stagecert") / "digits"
+    digits = Path(str(files("stagecert") / "digits"))
     with np.load(digits / "digits.npz") as data:
         images, labels = data["images"][:IMAGES], data["labels"][:IMAGES]
     model, verdicts = OpenModel(digits / "transformer.onnx"), []

@@ -5,6 +5,7 @@ import html.parser
 import io
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from stagecert import machine
 from stagecert.charts import Axis, Curve, chart
 from stagecert.html import Link, Page
+from stagecert.networks.bounding.bounds import Bounds
 from stagecert.pictures import png
+from stagecert.solution import Solution, Stats, Status
+from stagecert.verify.verdict import CaseBounds, Verdict
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -183,3 +187,43 @@ def test_links():
     read = Reader(str(page))
     assert read.cells == ["a<b"]
     assert read.references == ["it's/report.html"]
+
+
+# -- results in notebooks --------------------------------------------------------------------------
+
+
+def test_a_solution_shows_itself_in_a_notebook():
+    nothing: Any = None
+    stats = Stats(3, 14, 0.25, nothing)
+    message = "Stage <b>'x'</b>: bounds cross."
+    made = Solution(1.5, 1.25, Status.STALLED, 0, (), nothing, stats, message)
+    read = Reader(made._repr_html_())
+    shown = dict(zip(read.cells[::2], read.cells[1::2], strict=True))
+    assert (shown["value"], shown["bound"], shown["gap"]) == ("1.5", "1.25", "0.25")
+    assert shown["status"] == f"STALLED: {message}"  # as text, and not as HTML
+    assert "<b>" not in made._repr_html_()
+
+
+def test_bounds_show_the_first_problems_in_a_notebook():
+    nothing: Any = None
+    status = np.full((4, 3), Status.GAP_REACHED, dtype=object)
+    bound = np.arange(12.0).reshape(4, 3)
+    ones = np.ones((4, 3), int)
+    made = Bounds(bound, bound + 0.5, status, ones, nothing, nothing, nothing, nothing)
+    text = made._repr_html_()
+    rows = np.reshape(Reader(text).cells, (-1, 6)).tolist()
+    assert len(rows) == 10
+    assert rows[4] == ["1", "1", "4", "4.5", "0.5", "GAP_REACHED"]
+    assert "the first 10 of 12" in text
+
+
+def test_a_verdict_shows_itself_in_a_notebook():
+    case = CaseBounds(0, False, None, None, np.array([-1.0]), -1.0, 1.0, 0.5)
+    made = Verdict("unknown", None, (case,), 1.25, "Time <i>ran</i> out.")
+    read = Reader(made._repr_html_())
+    shown = dict(zip(read.cells[::2], read.cells[1::2], strict=True))
+    assert shown["answer"] == "unknown"
+    assert shown["cases refuted"] == "0 of 1"
+    assert shown["reason"] == "Time <i>ran</i> out."
+    assert "1 short of a proof" in shown["standing"]
+    assert "objection" not in shown

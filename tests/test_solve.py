@@ -386,3 +386,14 @@ def test_slope_ascent_raises_the_bound_of_greedy():
     )
     assert_brackets(ascent, case.value)
     assert case.value - ascent.bound < 0.2 * (case.value - greedy.bound)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_users_may_ask_jax_for_strict_promotion(dtype):
+    """The search mixed types by itself: floats of two sizes, and truth values with integers."""
+    box = sc.Box(np.array(-1, dtype), np.array(1, dtype))
+    stage = sc.Stage(lambda s, z: s**2 - 1, lambda s, z: 1 - s**2)
+    with jax.numpy_dtype_promotion("strict"):
+        solution = sc.solve(sc.Problem(box, (stage,), lambda s, z: z[0]))
+    assert solution.status is sc.Status.GAP_REACHED
+    assert solution.bound <= -1 <= solution.value

@@ -151,24 +151,8 @@ class Page:
         """
         self._sorts |= sortable
         kind = " class='sortable'" if sortable else " class='plain'" if plain else ""
-        cell = _plain_cell if plain else _cell
-        body = [[cell(value) for value in row] for row in rows]
-        # A heading stands where most of its column does.
-        right = [
-            sum("number" in row[k] for row in body if k < len(row)) * 2 > len(body)
-            for k in range(len(columns))
-        ]
-        head = "".join(
-            f"<th class='number'>{escape(name)}</th>" if at_right else f"<th>{escape(name)}</th>"
-            for name, at_right in zip(columns, right, strict=True)
-        )
-        lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in body)
-        # A caption is as wide as the page, not as its table, which may be beyond the screen.
-        title = f"<caption><span>{escape(caption)}</span></caption>" if caption else ""
-        self._body.append(
-            f"<div class='wide'><table{kind}>{title}<thead><tr>{head}</tr></thead>\n"
-            f"<tbody>{lines}</tbody></table></div>"
-        )
+        made = table(columns, rows, caption, kind=kind, plain=plain)
+        self._body.append(f"<div class='wide'>{made}</div>")
 
     def facts(self, facts: Mapping[str, Any], caption: str = "") -> None:
         """Names and values, one a line; entries of mappings within are listed one by one."""
@@ -238,6 +222,38 @@ def _fact(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    caption: str = "",
+    *,
+    kind: str = "",
+    plain: bool = False,
+) -> str:
+    """A table by itself, as `Page.table` has it; notebooks show it too."""
+    cell = _plain_cell if plain else _cell
+    body = [[cell(value) for value in row] for row in rows]
+    # A heading stands where most of its column does.
+    right = [
+        sum("number" in row[k] for row in body if k < len(row)) * 2 > len(body)
+        for k in range(len(columns))
+    ]
+    head = "".join(
+        f"<th class='number'>{escape(name)}</th>" if at_right else f"<th>{escape(name)}</th>"
+        for name, at_right in zip(columns, right, strict=True)
+    )
+    lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in body)
+    # A caption is as wide as the page, not as its table, which may be beyond the screen.
+    title = f"<caption><span>{escape(caption)}</span></caption>" if caption else ""
+    return f"<table{kind}>{title}<thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table>"
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> str:
+    """Names and values, one a line, as a notebook shows a result; None is left out."""
+    known = [(name, value) for name, value in facts.items() if value is not None]
+    return table([title, ""], known)
 
 
 def _plain_cell(value: Any) -> str:

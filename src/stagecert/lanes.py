@@ -189,7 +189,8 @@ def _stepped(axes, problem, solver, stopping, lanes: Lane) -> Lane:
     """One iteration of the lanes that are running."""
     running = lanes.code == RUNNING
     state, found = mapped(solver.step, axes, problem, lanes.state)
-    lanes = eqx.tree_at(lambda l: (l.state, l.iteration), lanes, (state, lanes.iteration + running))
+    iteration = lanes.iteration + running.astype(lanes.iteration.dtype)
+    lanes = eqx.tree_at(lambda l: (l.state, l.iteration), lanes, (state, iteration))
     return jax.vmap(lambda l, f, s, r: _absorbed(l, f, s, solver, r))(
         lanes, found, stopping, running
     )

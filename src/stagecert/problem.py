@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -42,8 +42,16 @@ class Pick(NamedTuple):
 class AbstractStage(eqx.Module):
     """A block z_i with lower(inputs, earlier blocks) <= z_i <= upper(inputs, earlier blocks)."""
 
-    name: eqx.AbstractVar[str | None]
-    box: eqx.AbstractVar[Any]
+    if TYPE_CHECKING:  # type checkers take abstract fields for the first arguments of every stage
+
+        @property
+        def name(self) -> str | None: ...
+
+        @property
+        def box(self) -> Any: ...
+    else:
+        name: eqx.AbstractVar[str | None]
+        box: eqx.AbstractVar[Any]
 
     @abc.abstractmethod
     def trace(

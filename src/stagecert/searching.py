@@ -314,7 +314,8 @@ def common_dtype(problem):
     """One floating-point type for all arrays of the search."""
     leaves = [leaf for leaf in jax.tree.leaves(as_arrays(problem)) if hasattr(leaf, "dtype")]
     floating = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.promote_types(jnp.result_type(*floating), jnp.float32)
+    # Not by promotion, which is an error where users have asked JAX for the strict kind.
+    return max((np.dtype(np.float32), *floating), key=lambda kind: kind.itemsize)
 
 
 @contextlib.contextmanager

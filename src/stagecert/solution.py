@@ -8,6 +8,7 @@ import numpy as np
 
 from stagecert.certificate import Certificate
 from stagecert.evidence import Assumptions
+from stagecert.html import facts_table
 
 
 class Status(enum.Enum):
@@ -120,3 +121,17 @@ class Solution:
             f"Solution(value={self.value:.10g}, bound={self.bound:.10g}, gap={self.gap:.3g}, "
             f"status={self.status.name}, passes={self.stats.passes})"
         )
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        facts = {
+            "value": f"{self.value:.10g}",
+            "bound": f"{self.bound:.10g}",
+            "gap": f"{self.gap:.3g}",
+            "status": f"{self.status.name}: {self.message or self.status.value}",
+            "assumptions": str(self.assumptions),
+            "iterations": self.stats.iterations,
+            "passes": self.stats.passes,
+            "seconds": f"{self.stats.seconds:.3g}",
+        }
+        return facts_table("Solution", facts)

@@ -35,7 +35,6 @@ from onnx import numpy_helper
 
 from stagecert import ProblemError
 from stagecert.verify import certificates
-from stagecert.verify.proving import proof_of
 from stagecert_check import check, properties
 
 
@@ -53,7 +52,7 @@ class Base:
         paths = [self.folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
         for path, data in zip(paths, (self.model, self.text), strict=False):
             path.write_bytes(data)
-        proof = proof_of(*paths[:2])
+        proof = models.proof_of(*paths[:2])
         if with_slopes:
             cases = tuple(_sloped(case, model, centre) for case in proof.cases)
             proof = certificates.Proof(proof.model, proof.property, cases)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from stagecert import ProblemError, networks
 from stagecert.cli import app
 from stagecert.verify import certificates
-from stagecert.verify.proving import Refutation, proof_of
+from stagecert.verify.proving import Refutation
 from stagecert.verify.queries import groups_of
 from stagecert.verify.splitting import Tree
 from stagecert_check import check, graph, properties
@@ -40,7 +40,7 @@ class Files:
 
     def prove(self, found=None):
         """Writes a certificate and gives its parts."""
-        certificates.write(self.paths[2], proof_of(*self.paths[:2], found))
+        certificates.write(self.paths[2], models.proof_of(*self.paths[:2], found))
         return models.read(self.paths[2])
 
     def changed(self, folder, header, arrays):

@@ -14,7 +14,6 @@ from onnx import helper as h
 
 from stagecert.errors import ProblemError
 from stagecert.verify import certificates
-from stagecert.verify.proving import proof_of
 from stagecert_check import check, constants, external, graph
 from stagecert_check.bounds import Facts
 from stagecert_check.functions import Refused
@@ -507,7 +506,7 @@ def test_a_certificate_is_bound_to_the_weights(split, tmp_path):
     whole, text, proof = (tmp_path / name for name in ("whole.onnx", "p.vnnlib", "p.cert"))
     whole.write_bytes(model.SerializeToString())
     text.write_text(models.vnnlib([0, 0, 0], [0.1, 0.1, 0.1], 2, "(assert (>= Y_0 100.0))"))
-    certificates.write(proof, proof_of(whole, text))
+    certificates.write(proof, models.proof_of(whole, text))
     header, arrays = models.read(proof)
     # Models in one piece keep their plain digest.
     assert header["model_sha256"] == external.model_contents(whole).digest

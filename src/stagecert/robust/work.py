@@ -13,6 +13,7 @@ from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.networks.bounding.bounds import boxes_at_once
+from stagecert.powers import power_below
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import agreement, attack, ladder
@@ -130,8 +131,7 @@ def largest_batch(network: Network, memory: float) -> int:
     inputs = sum(prod(shape) for shape in network.input_shapes)
     # The search holds about 40 numbers of 4 bytes for each neuron of each margin.
     of_image = 160 * (neurons + 2 * inputs) * (network.output_size - 1)
-    fit = min(max(int(memory * 2**30 / of_image), 1), LARGEST_BATCH)
-    return 1 << (fit.bit_length() - 1)
+    return power_below(min(int(memory * 2**30 / of_image), LARGEST_BATCH))
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ class Greedy(AbstractSolver):
         def trial_point(trial) -> Point:
             # First the whole step. Then shorten the step of the inputs alone: where bounds meet,
             # the corners are right whatever the inputs do. Then shorten everything.
-            share = 2.0 ** -jnp.where(trial <= self.halvings, trial, trial - self.halvings)
-            share = share.astype(state.value.dtype)
+            halvings = jnp.where(trial <= self.halvings, trial, trial - self.halvings)
+            share = 2.0 ** -halvings.astype(state.value.dtype)
             joint = jnp.where(trial <= self.halvings, 1, share)
             return Point(
                 tree.between(state.point.inputs, state.minimiser, share),

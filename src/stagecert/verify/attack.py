@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.networks import Network
+from stagecert.powers import power_below
 from stagecert.problem import as_arrays
 from stagecert.verify.queries import Group, shaped
 
@@ -96,7 +97,7 @@ def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
 def lanes_at_once(network: Network) -> int:
     """How many points are followed at once: a power of two, at most 256."""
     neurons = sum(int(np.prod(node.shape)) for node in network.nodes) or 1
-    return 1 << min(max(NUMBERS // neurons, 1).bit_length() - 1, 8)
+    return min(power_below(NUMBERS // neurons), 256)
 
 
 def in_lanes(network: Network, count: int) -> Iterator[tuple[np.ndarray, int]]:

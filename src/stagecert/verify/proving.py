@@ -19,7 +19,7 @@ from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.verify.branches import Branches
 from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Slopes, packed
-from stagecert.verify.models import OpenModel, opened
+from stagecert.verify.models import OpenModel
 from stagecert.verify.planes import Proven
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, groups_of
@@ -151,26 +151,6 @@ def _cpu() -> Any:
 def _look_at_the_clock(stop: Callable[[], bool]) -> None:
     if stop():
         raise OutOfTime
-
-
-def proof_of(model, property, found: Refutation | None = None, *, memory: float = 1.0) -> Proof:
-    """The proof that a property holds, ready to be written; every step of it was tried.
-
-    Args:
-        model: what `OpenModel` takes, or one.
-        property: what `properties.load` takes, or what it returned.
-        found: what a search found out. None tries all rows on the whole boxes.
-        memory: GiB that arrays may take.
-
-    Raises:
-        NotCovered, Rejected: see `certify`.
-    """
-    from stagecert_check import properties
-
-    wanted = property if isinstance(property, Property) else properties.load(property)
-    model, wanted = opened(model, wanted).stating(wanted)
-    with np.errstate(all="ignore"), jax.default_device(_cpu()):
-        return _proof(_checker(model, wanted), model, found, memory, None, lambda: False)
 
 
 def _checker(model: OpenModel, wanted: Property) -> Checker:

@@ -13,6 +13,7 @@ from stagecert.networks import Network
 from stagecert.networks.bounding.relaxation import Split, split
 from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import regions_of
+from stagecert.powers import power_below
 from stagecert.problem import as_arrays
 from stagecert.verify.mixing import mix
 from stagecert.verify.queries import Group, for_users, shaped
@@ -407,7 +408,7 @@ def boxes_at_once(parts: Split, numbers: int, memory: float) -> int:
     """How many boxes are bounded at a time, each with so many numbers for its rows and cases."""
     neurons = sum(math.prod(layer.shape) for layer in parts.layers) or 1
     boxes = min(int(memory * 2**30 / (8 * (64 * neurons + numbers))), BATCH)
-    return 1 << max(boxes, 1).bit_length() - 1
+    return power_below(boxes)
 
 
 @eqx.filter_jit

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stagecert.html import facts_table
 from stagecert.verify.proving import Certified
 from stagecert.verify.replay import Counterexample
 
@@ -138,6 +139,21 @@ class Verdict:
             known = f"counterexample to case {self.counterexample.case}"
         checked = ", checked" if self.checked else ""
         return f"Verdict({self.answer}{checked}, {known}, {self.seconds:.3g} s: {self.reason})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        point = self.counterexample
+        facts = {
+            "answer": self.answer,
+            "checked": self.checked if self.answer == "unsat" else None,
+            "cases refuted": f"{sum(one.refuted for one in self.cases)} of {len(self.cases)}",
+            "counterexample": None if point is None else f"to case {point.case}",
+            "reason": self.reason,
+            "objection": self.objection,
+            "standing": self.standing,
+            "seconds": f"{self.seconds:.3g}",
+        }
+        return facts_table("Verdict", facts)
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict as plain data, for JSON; numbers that are not finite become None."""

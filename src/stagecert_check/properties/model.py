@@ -160,10 +160,6 @@ class Case:
         """The output rows as exact dense arrays, unless they are on hidden values or products."""
         return _dense(self.outputs, self.sizes)
 
-    def dense_inputs(self) -> Dense:
-        """The input rows beyond the box as exact dense arrays."""
-        return _dense(self.inputs.rows, self.sizes)
-
     def counterexample(self, x: Any, y: Any, tolerance: Any = 0, hidden: Any = None) -> bool:
         """Whether inputs `x` and outputs `y` belong to this case, in exact arithmetic.
 

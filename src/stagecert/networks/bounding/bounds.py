@@ -15,6 +15,7 @@ import numpy as np
 from stagecert.codes import contradicts
 from stagecert.compiling import announced
 from stagecert.errors import ProblemError
+from stagecert.html import table
 from stagecert.networks.bounding import opening
 from stagecert.networks.bounding.branching import Branching
 from stagecert.networks.bounding.held import Held
@@ -47,6 +48,7 @@ PRECISIONS = {
     "float64": (np.float64, "highest"),
     "tf32": (np.float32, "tensorfloat32"),
 }
+_SHOWN = 10  # problems that a notebook shows
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,15 @@ class Bounds:
     def __repr__(self) -> str:
         batch, targets = self.bound.shape
         return f"Bounds({batch} boxes x {targets} objectives, largest gap {self.gap.max():.3g})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the first few problems."""
+        shown = list(np.ndindex(self.bound.shape))[:_SHOWN]
+        names = {at: status.name for at, status in np.ndenumerate(self.status)}
+        rows = [(*at, self.bound[at], self.value[at], self.gap[at], names[at]) for at in shown]
+        more = self.bound.size - len(shown)
+        title = repr(self) + (f"; the first {len(shown)} of {self.bound.size}" if more else "")
+        return table(["box", "objective", "bound", "value", "gap", "status"], rows, title)
 
 
 def margins(labels, classes: int) -> np.ndarray:
@@ -312,22 +323,49 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     value = np.where(kept, found.value, np.fmin(own, np.where(more.reached, more.value, np.inf)))
     value = np.where(np.isnan(value), np.inf, value)
     bound = np.fmax(found.bound, more.bound)
-    with np.errstate(invalid="ignore"):
-        closed = value - bound <= limits["atol"] + limits["rtol"] * np.abs(bound)
     status = found.status.copy()
     status[more.reached] = Status.ITERATION_LIMIT
     status[~kept & ~more.reached] = Status.TIME_LIMIT
-    status[~kept & closed & np.isfinite(value)] = Status.GAP_REACHED
-    if goal is not None:
-        status[value <= goal] = Status.TARGET_MET
-        status[bound > goal] = Status.TARGET_PROVEN
-    with np.errstate(invalid="ignore"):
-        wrong = contradicts(value, bound, np.finfo(float).eps)
-    status[np.isfinite(value) & np.isfinite(bound) & wrong] = Status.CONTRADICTED
+    status = _judged(value, bound, goal, limits, status)
     return Bounds(
         bound, value, status, found.passes + more.passes, found.network, found.objectives, inputs,
         found.intermediate,
     )  # fmt: skip
+
+
+def _closed(value, bound, limits: dict) -> np.ndarray:
+    """Where the gap is as small as was asked for."""
+    with np.errstate(invalid="ignore"):
+        small = value - bound <= limits["atol"] + limits["rtol"] * np.abs(bound)
+    return np.isfinite(value) & np.isfinite(bound) & small
+
+
+def _judged(value, bound, goal, limits: dict | None, otherwise, certain: bool = True) -> np.ndarray:
+    """Statuses by these numbers; `otherwise` where they are not what was asked for.
+
+    Args:
+        value, bound: of every problem.
+        goal: bounds above it, and values that are not, end a problem; None if there is none.
+        limits: on the gap; None if none was asked for.
+        otherwise: statuses.
+        certain: values are as exact as bounds, so that a bound above one contradicts it. Those of a
+            network are rounded by more, where it is deep.
+    """
+    status = otherwise.copy()
+    if limits is not None:
+        status[_closed(value, bound, limits)] = Status.GAP_REACHED
+    if goal is not None:
+        status[value <= goal] = Status.TARGET_MET
+        status[bound > goal] = Status.TARGET_PROVEN
+    if certain:
+        status[_contradictory(value, bound)] = Status.CONTRADICTED
+    return status
+
+
+def _contradictory(value, bound) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        wrong = contradicts(value, bound, np.finfo(float).eps)
+    return np.isfinite(value) & np.isfinite(bound) & wrong
 
 
 class Progress:
@@ -485,27 +523,16 @@ class _Job:
 
     def done(self, value, bound, some: Any = slice(None)) -> np.ndarray:
         """Which problems are finished with these numbers."""
-        finite = np.isfinite(value) & np.isfinite(bound)
-        with np.errstate(invalid="ignore"):
-            tolerance = self.limits["atol"] + self.limits["rtol"] * np.abs(bound)
-            done = finite & (value - bound <= tolerance)
-            if self.goal is not None:
-                done |= (bound > self.goal[some]) | (value <= self.goal[some])
-            # What contradicts itself is left to the search, which says so.
-            return done & ~contradicts(value, bound, np.finfo(float).eps)
+        done = _closed(value, bound, self.limits)
+        if self.goal is not None:
+            done |= (bound > self.goal[some]) | (value <= self.goal[some])
+        # What contradicts itself is left to the search, which says so.
+        return done & ~_contradictory(value, bound)
 
     def judged(self, value, bound, otherwise: np.ndarray, some: Any = slice(None)) -> np.ndarray:
-        """Statuses by these numbers; `otherwise` where they are not what was asked for."""
-        done = self.done(value, bound, some)
-        status = otherwise.copy()
-        status[done] = Status.GAP_REACHED
-        if self.goal is not None:
-            status[done & (value <= self.goal[some])] = Status.TARGET_MET
-            status[done & (bound > self.goal[some])] = Status.TARGET_PROVEN
-        with np.errstate(invalid="ignore"):
-            wrong = contradicts(value, bound, np.finfo(float).eps)
-        status[np.isfinite(value) & np.isfinite(bound) & wrong] = Status.CONTRADICTED
-        return status
+        """Statuses of some problems by these numbers; see `_judged`."""
+        goal = None if self.goal is None else self.goal[some]
+        return _judged(value, bound, goal, self.limits, otherwise)
 
 
 def _opened(job: _Job, time_limit: float | None) -> Bounds:
@@ -668,11 +695,7 @@ def _grown(job: _Job, found: Bounds, nodes: int, end: float | None) -> Bounds:
     status = np.full(bound.shape, Status.ITERATION_LIMIT, dtype=object)
     if tight.late:
         status[:] = Status.TIME_LIMIT
-    tolerance = job.limits["atol"] + job.limits["rtol"] * np.abs(bound)
-    status[value - bound <= tolerance] = Status.GAP_REACHED
-    if job.goal is not None:
-        status[value <= job.goal] = Status.TARGET_MET
-        status[bound > job.goal] = Status.TARGET_PROVEN
+    status = _judged(value, bound, job.goal, job.limits, status, certain=False)
     return Bounds(bound, value, status, found.passes + tight.passes, job.network, job.rows, inputs,
                   found.intermediate)  # fmt: skip
 
@@ -751,10 +774,8 @@ def _with_network_values(network, rows, goal, found, inputs, arguments, passes) 
     value = attained(network, rows, inputs)
     inputs = jax.tree.map(lambda x: np.broadcast_to(x, (*found.shape, *x.shape[2:])), inputs)
     value = np.where(np.isnan(value), np.inf, value)  # the network itself overflows
-    status = np.full(found.shape, Status.STALLED, dtype=object)
-    if goal is not None:
-        status[value <= goal] = Status.TARGET_MET
-        status[found > goal] = Status.TARGET_PROVEN
+    stalled = np.full(found.shape, Status.STALLED, dtype=object)
+    status = _judged(value, found, goal, None, stalled, certain=False)
     return Bounds(
         found,
         value,

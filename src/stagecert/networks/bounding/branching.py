@@ -35,6 +35,7 @@ from stagecert.networks.bounding.relaxation import Layer, Split
 from stagecert.networks.bounding.search import magnitude
 from stagecert.networks.operations import Joint
 from stagecert.networks.regions import Regions, set_of_boxes
+from stagecert.powers import power_below
 from stagecert.sets import AbstractSet
 
 # Steps of ascent on a root, on its parts, and on those of them that are only tried: without a few
@@ -330,7 +331,7 @@ class Branching:
         neurons = sum(math.prod(pair[0].shape[1:]) for pair in self.arguments)
         inputs = sum(math.prod(shape) for shape in regions.shapes)
         most = min(max(NUMBERS // max(neurons, 1), FEW), MOST)
-        self.size = 1 << (most.bit_length() - 1)
+        self.size = power_below(most)
         # A leaf keeps its intervals, what its bound is made of, and scores, in double precision.
         self.of_leaf = 8 * (10 * neurons + 4 * inputs) + 1024
         self.numbers = itertools.count()

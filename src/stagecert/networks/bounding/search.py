@@ -23,6 +23,7 @@ from stagecert.networks.bounding.backward import (
     segment_span,
 )
 from stagecert.networks.bounding.relaxation import Layer, LayerStage, Segment, linear_objective
+from stagecert.powers import power_above
 from stagecert.problem import Problem, as_arrays
 from stagecert.reformulation import Point
 from stagecert.searching import search_lanes
@@ -243,7 +244,7 @@ def few_sizes(layers: tuple[Layer, ...], rows: int, boxes: int = 1) -> int:
     """
     neurons = max(sum(math.prod(layer.shape) for layer in layers) * boxes, 1)
     least = min(max(CHEAP_NUMBERS // neurons, 1), 8)
-    return 1 << (max(rows, least) - 1).bit_length()
+    return power_above(max(rows, least))
 
 
 def _rows(tree, some: slice):

@@ -37,6 +37,7 @@ from stagecert.networks.bounding.relaxation import Segment, Split, copied
 from stagecert.networks.bounding.windows import Plan, Planner, Sight, Source, Window
 from stagecert.networks.operations import Conv, MatMul, Reduce, Sum, WindowSum
 from stagecert.networks.regions import Regions
+from stagecert.powers import power_below
 from stagecert.solvers.damped import Damped
 
 # Neurons that go back at a time, at most.
@@ -255,8 +256,7 @@ class Passes:
         # Whole arrays are as many as those of the network, or fewer: one size for all layers.
         entries = max(start.plan.entries, 1)
         more = max(self.planner.entries(start.plan) // entries, 1)
-        neurons = max(self.width * more // 2, 1)
-        size = min(1 << neurons.bit_length() - 1, LARGEST_PORTION)
+        size = min(power_below(self.width * more // 2), LARGEST_PORTION)
         return [slice(begin, begin + size) for begin in range(0, count, size)]
 
     def _both_ends(self, start: Start, of_box, entry, size: int):
@@ -413,7 +413,7 @@ def rows_at_once(parts: Split, memory: float) -> int:
     rows = min(int(memory * 2**30 / (8 * 32 * neurons)), 4096)
     if jax.default_backend() == "cpu":
         rows = min(rows, max(LANE_NUMBERS // neurons, 16), 1024)
-    return 1 << max(rows, 1).bit_length() - 1
+    return power_below(rows)
 
 
 def exact(segment: Segment) -> bool:
