@@ -389,8 +389,8 @@ def _finished(found: Finding) -> Finding:
     if found.bound is not None and not np.isfinite(found.bound):
         found.bound = None
     # A complete search proves that margins are above zero, not by how much.
-    known = found.bound is not None and not (found.method == "complete" and found.bound == 0)
-    if known and found.attack is not None:
+    sign_only = found.method == "complete" and found.bound == 0
+    if found.bound is not None and found.attack is not None and not sign_only:
         found.gap = found.attack - found.bound
     return found
 
