@@ -406,9 +406,9 @@ def _finished(found: Finding) -> Finding:
     if found.bound is not None and not np.isfinite(found.bound):
         found.bound = None
     # A complete search proves that margins are above zero, not by how much.
-    unknown = found.bound is None or (found.method == "complete" and found.bound == 0)
-    if not unknown and found.attack is not None:
-        found.gap = found.attack - found.bound  # type: ignore
+    sign_only = found.method == "complete" and found.bound == 0
+    if found.bound is not None and found.attack is not None and not sign_only:
+        found.gap = found.attack - found.bound
     return found
 
 
