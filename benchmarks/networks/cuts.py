@@ -27,7 +27,8 @@ def _truth():
     """The networks and programmes of the tests."""
     path = ROOT / "tests" / "networks" / "envelope_truth.py"
     spec = importlib.util.spec_from_file_location("envelope_truth", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -87,8 +87,8 @@ def improve(
     )
     shape = rows.shape[:2]
     found = Improved(
-        np.zeros(shape, bool), np.zeros((shape[0], 1), bool), np.full(shape, -np.inf), np.full(shape, np.inf),
-        np.zeros((*shape, low.shape[1])), np.zeros(shape, int),
+        np.zeros(shape, bool), np.zeros((shape[0], 1), bool), np.full(shape, -np.inf),
+        np.full(shape, np.inf), np.zeros((*shape, low.shape[1])), np.zeros(shape, int),
     )  # fmt: skip
     hulls = _Hulls(network, program, arguments)
     for box in np.flatnonzero(open_.any(axis=1)):
@@ -104,7 +104,7 @@ def improve(
                 found.same[box] = not relaxation.helps
                 if relaxation.helps:
                     problems = rows[box, some], goal[box, some]
-                    _work(relaxation, problems, limits, hulls.of(box), found, (box, some))
+                    _work(relaxation, problems, limits, hulls.of(int(box)), found, (box, some))
         except Refused as error:
             raise ProblemError(f"relaxation='envelope', box {box + 1}: {error}.") from None
         show("envelopes", int(box) + 1, count)
