@@ -154,9 +154,8 @@ def test_the_enclosure_of_an_allocation_contains_it_exactly():
         wide = max(wide, seed % 4 < 2 and float(found.high - found.low) / (1 + abs(x).max()))
     assert wide < 1e-12
     for bad in ([0.2, 0.3, 0.1, 0.1], [2.0, -0.5, 0.0, 0.0]):
-        (found,) = enclose(
-            jaxpr.jaxpr, jaxpr.consts, [Interval(np.ones(4)), Interval(np.array(bad))]
-        )
+        arguments = [Interval(np.ones(4)), Interval(np.array(bad))]
+        (found,) = enclose(jaxpr.jaxpr, jaxpr.consts, arguments)
         assert np.isnan(found.low)
 
 

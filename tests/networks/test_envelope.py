@@ -129,6 +129,7 @@ def _bent(function):
     return [networks.bound(network, *box, ROWS, relaxation=x) for x in ("triangle", "envelope")]
 
 
+@pytest.mark.slow
 def test_where_no_neuron_has_a_plane_the_answer_is_that_of_triangles():
     # A leaky relu that falls first has no planes: values were lost to the network's own.
     triangle, envelope = _bent(lambda y: jax.nn.leaky_relu(y, -0.2))
@@ -137,6 +138,31 @@ def test_where_no_neuron_has_a_plane_the_answer_is_that_of_triangles():
     assert np.all(envelope.status == triangle.status)
 
 
+@pytest.mark.parametrize("kind", ["abs", pytest.param("mixed", marks=pytest.mark.slow)])
+def test_values_are_those_of_the_relaxation_with_other_activations(kind):
+    """What `bound` does with them is in the slow tests."""
+    matrix = np.random.default_rng(1).normal(size=(3, 3))
+
+    def function(x):
+        x = jax.numpy.abs(x @ matrix)
+        return (x if kind == "abs" else jax.nn.relu(x @ matrix - 0.5))[:2]
+
+    network = networks.from_jax(function, np.zeros(3))
+    program, box = program_of(network), (-np.ones((1, 3)), np.ones((1, 3)))
+    facts = Facts(Arithmetic(), program, *box).derive()
+    arguments = tuple(facts.boxes[k] for k in program.activations)
+    found = improve(
+        network, (box,), arguments, ROWS[None], np.ones((1, 2), bool), np.full((1, 2), np.inf),
+        Limits((10, 0), (0, 1e-6), None, 1.0), lambda *_: None,
+    )  # fmt: skip
+    assert found.same.all() == (kind == "abs")
+    assert found.reached.all() == (kind == "mixed")
+    if kind == "mixed":
+        assert np.all(np.isfinite(found.value))  # infinite before
+        assert np.all(found.bound <= found.value)
+
+
+@pytest.mark.slow
 def test_networks_with_other_activations_have_a_value_of_their_relaxation():
     # Hulls of tanh, envelopes of relu: at most the triangle's, never below the bound.
     draw = np.random.default_rng(2)

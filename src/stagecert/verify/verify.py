@@ -90,7 +90,8 @@ def verify(
         seed: for the starting points of the attack.
         memory: GiB that arrays may take.
         relaxation: "envelope" also bounds whole boxes by planes above neurons, which see all that a
-            neuron reads, before neurons are split; see docs/envelope.md.
+            neuron reads, before neurons are split; see docs/envelope.md. It changes nothing where
+            inputs are split instead, or where the checker does not know the network.
         progress: called with a line of text now and then.
         resume: a file for the search. It goes on from there if the file exists; if time is up, the
             file is written, and now and then before that. Once the property is decided the file is
@@ -344,6 +345,8 @@ class Verification:
 
     def _decide(self) -> Verdict:
         divide = Splitter.worthwhile(self.groups)
+        if self.relaxation == "envelope" and divide:
+            self.say("no envelopes: inputs are split instead")
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
             # Whole boxes may be enough, and nothing has to be compiled for them.
@@ -362,6 +365,8 @@ class Verification:
                 steps = [self._bound_roughly, *([first.pop(0)] if self._small() else []), *steps]
             steps += [*first, lambda: self._attack(attack.SHORT), self._search_tree]
         else:
+            if self.relaxation == "envelope":
+                self.say("no envelopes: the checker does not know all of this network")
             steps += [
                 lambda: self._bound("ibp"),
                 lambda: self._bound("backward"),

@@ -197,7 +197,8 @@ def bound(
         relaxation: what stands for a neuron: "triangle" (the hull of its activation on the interval
             of its argument) or "envelope" (for relu and leaky relu also the smallest concave
             function above the neuron over the box of all its inputs), for "nonconvex". The second
-            is never worse, and takes several times as long; see docs/envelope.md.
+            is never worse, and takes 10 to 50 times as long on average; see the table of
+            docs/envelope.md.
         memory: GiB that arrays may take; larger jobs are cut into chunks. None is 2 GiB on CPUs,
             and half of what the device lends elsewhere.
         progress: True draws progress bars; a function is called with (what, finished, all).

@@ -168,7 +168,7 @@ def allocated(kept: np.ndarray, push: np.ndarray, neurons: Neurons) -> np.ndarra
     wanted = kept - push
     low, high = push.min(axis=-1), push.max(axis=-1)
     under, over = -neurons.most, neurons.deficit  # no more than that is missing, or too much
-    new = np.empty_like(wanted)
+    new, off = np.empty_like(wanted), under
     for _ in range(ROUNDS):
         shift = low + (high - low) * (under / np.minimum(under - over, -TINY))
         np.add(wanted, shift[..., None], out=new)
