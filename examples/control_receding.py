@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stagecert.applications import control
+from stagecert.applications.control import LinearQuadratic, solve
 
 DT, AHEAD, STEPS, FORCE = 0.1, 40, 150, 1.2
 A = np.kron([[1.0, DT], [0.0, 0.99]], np.eye(2))  # positions; velocities, with a little drag
@@ -21,11 +21,9 @@ def chase(warm: bool):
     rng, start, plans = np.random.default_rng(0), None, []
     states = [state := np.array([-2.0, -2.0, 0.0, 0.0])]
     for step in range(STEPS):
-        ahead = target(np.arange(step + 1, step + 1 + AHEAD))
-        problem = control.LinearQuadratic(
-            A, B, Q, R, state, reference=ahead, lower=-FORCE, upper=FORCE
-        )
-        plan = control.solve(problem, start=start)
+        to = target(np.arange(step + 1, step + 1 + AHEAD))
+        problem = LinearQuadratic(A, B, Q, R, state, reference=to, lower=-FORCE, upper=FORCE)
+        plan = solve(problem, start=start)
         start = plan.shifted() if warm else None
         state = A @ state + B @ (plan.inputs[0] + 0.3 * rng.normal(size=2))
         states, plans = [*states, state], [*plans, plan]

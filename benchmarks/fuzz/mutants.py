@@ -204,6 +204,10 @@ def _rolled_gates(attributes, items) -> None:
     items[1] = np.roll(items[1], 1, axis=1)
 
 
+def _other_triangle(attributes, items) -> None:
+    attributes["upper"] = 1 - attributes.get("upper", 1)
+
+
 def _reversed_result(attributes, items) -> None:
     """The letters behind the arrow of an Einsum, from back to front."""
     given = attributes["equation"]
@@ -295,6 +299,24 @@ _FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Fault]] = {
         ("Resize",), ("interpolation",), _without("coordinate_transformation_mode")),
     "Upsample changes the sign": (("Upsample",), ("Upsample",), _negates),
     "ScatterND writes in reverse order": (("ScatterND",), ("ScatterND",), _reversed_input(1)),
+    "CumSum forgets that it is exclusive": (("CumSum",), ("CumSum",), _without("exclusive")),
+    "CumSum changes the sign": (("CumSum",), ("CumSum",), _negates),
+    "ReduceLogSumExp takes the maximum": (
+        ("ReduceLogSumExp",), ("ReduceLogSumExp",), _as("ReduceMax")),
+    "ReduceLogSum takes no logarithm": (("ReduceLogSum",), ("ReduceLogSum",), _as("ReduceSum")),
+    "ReduceProd adds up": (("ReduceProd",), ("ReduceProd",), _as("ReduceSum")),
+    "LRN does nothing": (("LRN",), ("LRN",), _as("Identity")),
+    "LpNormalization ignores p": (("LpNormalization",), ("LpNormalization",), _without("p")),
+    "RMSNormalization changes the sign": (("RMSNormalization",), ("RMSNormalization",), _negates),
+    "GroupNormalization swaps scale and bias": (
+        ("GroupNormalization",), ("GroupNormalization",), _swapped(1, 2)),
+    "GlobalLpPool ignores p": (("GlobalLpPool",), ("GlobalLpPool",), _without("p")),
+    "DepthToSpace ignores its mode": (("DepthToSpace",), ("DepthToSpace",), _without("mode")),
+    "SpaceToDepth changes the sign": (("SpaceToDepth",), ("SpaceToDepth",), _negates),
+    "Trilu takes the other triangle": (("Trilu",), ("Trilu",), _other_triangle),
+    "GatherElements reads in reverse order": (
+        ("GatherElements",), ("GatherElements",), _reversed_input(1)),
+    "GatherND reads in reverse order": (("GatherND",), ("GatherND",), _reversed_input(1)),
     "Tile reverses its repeats": (("Tile",), ("Tile",), _reversed_input(1)),
     "Expand does nothing": (("Expand",), ("Expand",), _as("Identity")),
     "ReduceL1 is ReduceL2": (("ReduceL1",), ("ReduceL1",), _as("ReduceL2")),

@@ -42,6 +42,7 @@ def test_every_primitive_of_the_table_is_tried():
     tried = set().union(*map(primitives_of, CASES))
     # Other names for the same rule, and what JAX makes only when it differentiates or compiles.
     aliases = {"add_any", "copy_p", "stop_gradient", "scatter_add", "real", "expand_dims"}
+    aliases.add("stagecert_allocation")  # test_allocations.py compares it with exact rationals
     known = primitives.TABLE.keys() | primitives._SEVERAL.keys()
     assert known - aliases - tried == set()
 

@@ -70,6 +70,7 @@ def test_a_property_compiles_little_and_the_next_one_nothing():
 def settings():
     """JAX's settings, put back afterwards."""
     names = (
+        "jax_enable_x64",
         "jax_compilation_cache_dir",
         "jax_persistent_cache_min_compile_time_secs",
         "jax_persistent_cache_min_entry_size_bytes",
@@ -207,7 +208,7 @@ def test_bounds_are_announced(watch, monkeypatch):
     ("robust", ["m.onnx", "--data", "d.npz", "--eps", "1", "--out", "o"]),
     ("sweep", ["list.csv", "--out", "o"]),
 ])  # fmt: skip
-def test_commands_announce_compilations(name, options, monkeypatch):
+def test_commands_announce_compilations(name, options, monkeypatch, settings):
     def stop(tell):
         tell("compiling something")
         tell("compiling something")

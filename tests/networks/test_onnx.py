@@ -816,7 +816,7 @@ def test_opsets_out_of_range(opset):
 def test_refusals_are_collected():
     g = Graph(17, x=["batch", 3, 4])
     y = g("Hardmax", "x")
-    z = g("LpNormalization", y)
+    z = g("MeanVarianceNormalization", y)
     y = g("Mul", "x", g("Relu", z))
     y = g("MatMul", y, g("Transpose", y, perm=[0, 2, 1]))
     y = g("Tan", y)
@@ -829,7 +829,7 @@ def test_refusals_are_collected():
     message = refusal(model)
     for line in (
         "Hardmax 'node_0' is nonlinear in several variables at once",
-        "LpNormalization 'node_1' is nonlinear in several variables at once",
+        "MeanVarianceNormalization 'node_1' is nonlinear in several variables at once",
         "Tan 'node_6' is not supported",
         "TopK 'node_7' is not continuous",
         "Gelu 'node_8' is from the domain 'com.microsoft', which is not supported",

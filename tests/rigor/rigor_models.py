@@ -12,6 +12,7 @@ from onnx import TensorProto, numpy_helper
 from onnx import helper as h
 
 from stagecert.verify import certificates, proving
+from stagecert.verify.models import opened as opened_for
 from stagecert_check import properties
 
 
@@ -177,7 +178,7 @@ def write(path, header: dict, arrays: dict, model=None, text=None) -> None:
 def proof_of(model, text, found: proving.Refutation | None = None) -> certificates.Proof:
     """The proof that a property holds, ready to be written; every step of it was tried."""
     wanted = properties.load(text)
-    opened, wanted = proving.opened(model, wanted).stating(wanted)
+    opened, wanted = opened_for(model, wanted).stating(wanted)
     with np.errstate(all="ignore"):
         checker = proving._checker(opened, wanted)
         return proving._proof(checker, opened, found, 1.0, None, lambda: False)

@@ -15,6 +15,7 @@ from stagecert.networks.importers.onnx import nodes
 from stagecert.robust import robust
 from stagecert.robust.work import Work
 from stagecert.verify import Verification, agreement, proving, verify
+from stagecert.verify.models import opened
 from stagecert.verify.replay import Replay
 from stagecert_check import check, graph, properties
 
@@ -118,7 +119,7 @@ def test_time_that_runs_out_while_checking_is_a_timeout(monkeypatch):
 def test_the_prover_looks_at_the_clock():
     work = Verification(dense(random_layers(1)), vnnlib(LOW, HIGH, "(>= Y_0 1000)", 3))
     work.run()
-    model = proving.opened(dense(random_layers(1)), work.property)
+    model = opened(dense(random_layers(1)), work.property)
     with pytest.raises(proving.OutOfTime):
         proving.certify(model, work.property, stop=lambda: True)
 

@@ -54,11 +54,7 @@ Batched: TypeAlias = bool | Sequence[bool] | None
 # The first opset whose arithmetic broadcasts as NumPy does.
 OLDEST_OPSET = 7
 
-_JOINT = words(
-    "Hardmax GroupNormalization "
-    "RMSNormalization LpNormalization MeanVarianceNormalization LRN Attention "
-    "ReduceProd ReduceLogSum ReduceLogSumExp LpPool GlobalLpPool"
-)
+_JOINT = words("Hardmax MeanVarianceNormalization Attention LpPool")
 _STEPS = words(
     "ArgMax ArgMin TopK Equal Less LessOrEqual Greater GreaterOrEqual Not "
     "And Or Xor Mod IsNaN IsInf NonZero"
