@@ -305,7 +305,7 @@ _FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Fault]] = {
         ("ReduceLogSumExp",), ("ReduceLogSumExp",), _as("ReduceMax")),
     "ReduceLogSum takes no logarithm": (("ReduceLogSum",), ("ReduceLogSum",), _as("ReduceSum")),
     "ReduceProd adds up": (("ReduceProd",), ("ReduceProd",), _as("ReduceSum")),
-    "LRN does nothing": (("LRN",), ("LRN",), _as("Identity")),
+    "LRN changes the sign": (("LRN",), ("LRN",), _negates),
     "LpNormalization ignores p": (("LpNormalization",), ("LpNormalization",), _without("p")),
     "RMSNormalization changes the sign": (("RMSNormalization",), ("RMSNormalization",), _negates),
     "GroupNormalization swaps scale and bias": (
