@@ -420,3 +420,26 @@ def test_slopes_where_clips_are_linear_are_those_of_the_checker(monkeypatch):
     for branches in found.branches():
         assert branches.leaves > 3
         assert tried(checker, branches).refuted.all()
+
+
+def test_networks_with_convolutions_have_no_stations():
+    """Their passes cost more than the nodes that stations save."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        graph (float[1, 1, 2] x) => (float[1, 1, 2] y)
+        <float[1, 1, 1] weights = {2}> {
+            a = Conv(x, weights)
+            b = Relu(a)
+            c = Conv(b, weights)
+            y = Relu(c)
+        }
+        """
+    )
+    found = searched(model, vnnlib(LOW, HIGH, "(>= Y_0 4.5)", 2), most=1)
+    assert found.tree is not None
+    assert np.isinf(found.tree._plant(np.ones((1, 1), bool)).budget)
+    layers = random_layers(1, (2, 4, 3, 2))
+    dense_one = searched(dense(layers), vnnlib(LOW, HIGH, "(>= Y_0 1e5)", 2), most=1)
+    assert dense_one.tree is not None
+    assert np.isfinite(dense_one.tree._plant(np.ones((1, 1), bool)).budget)
