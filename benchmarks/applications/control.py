@@ -127,10 +127,11 @@ def by_piqp(problem) -> float:
     return float(0.5 * x @ (P @ x) + c @ x + constant)
 
 
-def by_clarabel(problem) -> float:
+def clarabel_point(problem) -> np.ndarray:
+    """Where Clarabel says that the optimum is: inputs and states, side by side."""
     import clarabel
 
-    P, c, A, b, low, high, constant = problem
+    P, c, A, b, low, high, _ = problem
     bounded = np.flatnonzero(np.isfinite(low))
     pick = sp.identity(len(c), format="csc")[bounded]
     rows = sp.vstack([A, pick, -pick], format="csc")
@@ -139,7 +140,12 @@ def by_clarabel(problem) -> float:
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     solution = clarabel.DefaultSolver(sp.triu(P, format="csc"), c, rows, right, cones, settings)
-    x = np.asarray(solution.solve().x)
+    return np.asarray(solution.solve().x)
+
+
+def by_clarabel(problem) -> float:
+    P, c, _, _, _, _, constant = problem
+    x = clarabel_point(problem)
     return float(0.5 * x @ (P @ x) + c @ x + constant)
 
 

@@ -11,11 +11,9 @@ import json
 import time
 from pathlib import Path
 
-import clarabel
 import numpy as np
-import scipy.sparse as sp
 
-from benchmarks.applications.control import masses, sparse_problem
+from benchmarks.applications.control import clarabel_point, masses, sparse_problem
 from stagecert import machine
 from stagecert.applications import control
 from stagecert.applications.control.certificate import Certifier
@@ -33,17 +31,8 @@ def problem_of(data: dict) -> control.LinearQuadratic:
 
 def by_clarabel(data: dict):
     """(value, bound) of Clarabel's inputs."""
-    P, c, A, b, low, high, _ = sparse_problem(data)
-    bounded = np.flatnonzero(np.isfinite(low))
-    pick = sp.identity(len(c), format="csc")[bounded]
-    rows = sp.vstack([A, pick, -pick], format="csc")
-    right = np.concatenate([b, high[bounded], -low[bounded]])
-    cones = [clarabel.ZeroConeT(len(b)), clarabel.NonnegativeConeT(2 * len(bounded))]
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    solver = clarabel.DefaultSolver(sp.triu(P, format="csc"), c, rows, right, cones, settings)
     n, m = data["B"].shape
-    inputs = np.asarray(solver.solve().x).reshape(-1, n + m)[:, :m]
+    inputs = clarabel_point(sparse_problem(data)).reshape(-1, n + m)[:, :m]
     problem = problem_of(data)
     found = evaluate(problem, Certifier(problem), problem.project(inputs))
     return found.value, found.bound

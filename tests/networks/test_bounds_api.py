@@ -14,8 +14,8 @@ from stagecert.compiling import compiled
 from stagecert.errors import ProblemError
 from stagecert.networks import Intermediate
 from stagecert.networks import operations as op
-from stagecert.networks.bounding.bounds import few_counts
 from stagecert.networks.graph import Builder
+from stagecert.powers import few_counts
 
 RANDOM = np.random.default_rng(0)
 SIZES = (3, 6, 5, 2)

@@ -34,6 +34,7 @@ from stagecert.networks.bounding.search import (
 )
 from stagecert.networks.graph import Network
 from stagecert.networks.regions import regions_of
+from stagecert.powers import few_counts
 from stagecert.problem import as_arrays
 from stagecert.solution import Status
 from stagecert.validate import validate_options
@@ -444,16 +445,6 @@ def boxes_at_once(parts: Split, shapes, targets: int, memory: float) -> int:
     if jax.default_backend() == "cpu":
         lanes = min(lanes, max(3 * CACHED_NUMBERS // max(neurons, 1), 1))
     return max(lanes // targets, 1)
-
-
-def few_counts(count: int) -> int:
-    """A number of boxes, no smaller, of which there are few.
-
-    Two an octave, as long as boxes cost less than compiling; eight where they may cost more.
-    """
-    octave = 1 << (count.bit_length() - 1)
-    step = max(octave // (2 if count <= 32 else 8), 1)
-    return -(-count // step) * step
 
 
 def _bound_chunk(
