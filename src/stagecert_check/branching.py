@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 
 from stagecert_check.bounds import Facts
-from stagecert_check.certificate import SLOPES, Leaf, Rows, Source
+from stagecert_check.cases import by_cases
+from stagecert_check.certificate import Leaf, Rows, Source
 from stagecert_check.functions import Refused
 from stagecert_check.leaves import Clipped, pushes, splits_of
 from stagecert_check.narrowing import WORTH, Narrow, narrowed, refined
-from stagecert_check.numbers import LARGEST
 from stagecert_check.objectives import Objectives
 from stagecert_check.properties import Property
-from stagecert_check.slopes import Given
+from stagecert_check.slopes import Given, Stacks
 from stagecert_check.tree import Path, Station, Task, boxes_of
 
 _MOST_STATIONS = 256  # whose facts are kept
-
-Stacks = dict[int, tuple[np.ndarray | None, ...]]
 
 
 class Branching:
@@ -87,21 +85,8 @@ class Branching:
         """The slopes of all leaves, as they are stored: by activation, below and above."""
         if self._stacks[0] is certificate and self._stacks[1] == leaf:
             return self._stacks[2]
-        found: Stacks = {}
         assert leaf is not None
-        for index, pair in zip(self._given.activations, leaf.slopes, strict=False):
-            arrays = tuple(
-                None if name is None
-                else certificate.array(name, SLOPES, (None, *self._given.shape(index)))
-                for name in pair or ()
-            )  # fmt: skip
-            for x in arrays:
-                if x is not None and len(x) not in (1, leaf.count):
-                    raise Refused(f"slopes are for {len(x)} leaves, and not for one or all")
-                if x is not None and np.any(np.abs(x) > LARGEST):
-                    raise Refused("slopes are too large")
-            if arrays:
-                found[index] = arrays
+        found = self._given.stacks(certificate, leaf.slopes, leaf.count)
         self._stacks = certificate, leaf, found
         return found
 
@@ -133,6 +118,8 @@ class Branching:
             given = boxes[self._given.activations.index(index)]
             if given is not None:
                 self._given.passes(certificate, given, facts, (index, argument), known, path)
+                if given.cases is not None:
+                    by_cases(self._given, (certificate, given.cases), facts, index, known)
 
         return refined(narrow, self._given.sizes, path, tighter)
 

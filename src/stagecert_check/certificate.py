@@ -15,7 +15,7 @@ from stagecert_check.functions import Refused
 from stagecert_check.numbers import LARGEST
 
 FORMAT = "stagecert certificate"
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
 LEAF = -1  # in a tree
 SLOPES = ("<f2", "<f4", "<f8")
 FORCES = ("<f4", "<f8")
@@ -51,6 +51,27 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
+class Cases:
+    """Trees of splits that bound single entries of an activation's argument: names of arrays.
+
+    Attributes:
+        entries: flat indices, one for each tree.
+        sides: 1 (low ends) and -1 (high ends).
+        axes: the trees in preorder, one after the other: neurons of earlier activations, or -1.
+        cuts: where.
+        forces: for every leaf one number for each split on the way to it.
+        slopes: of all earlier activations, with an axis of leaves in front, or of length 1.
+    """
+
+    entries: str
+    sides: str
+    axes: str
+    cuts: str
+    forces: str
+    slopes: tuple[Slopes | None, ...]
+
+
+@dataclass(frozen=True)
 class Rows:
     """Entries of an activation's argument that get a pass back with slopes of their own.
 
@@ -60,12 +81,14 @@ class Rows:
         slopes: of all earlier activations, with an axis of rows in front.
         forces: the name of an array (rows, splits) of forces of the splits on the way to a node
             of a tree. None stands for zeros, and is all there is for a whole box.
+        cases: what is proven by cases besides, for the whole box.
     """
 
     entries: str
     sides: str
     slopes: tuple[Slopes | None, ...]
     forces: str | None = None
+    cases: Cases | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +183,7 @@ class Certificate:
             )
         members = self._zip.infolist()
         self._members, self._used = {info.filename for info in members}, {"header.json"}
+        self._parts = 0  # leaves of proofs by cases
         if len(members) != len(self._members):
             raise Refused("the certificate has two members of one name")
         if len(members) > _MOST_MEMBERS:
@@ -215,7 +239,7 @@ class Certificate:
             multipliers += found[-1].multipliers.size
             forces += 0 if found[-1].forces is None else len(found[-1].forces)
             stations += len(found[-1].stations)
-            self._justified(leaves, stations)
+            self._justified(leaves + self._parts, stations)
             if multipliers > _MOST_MULTIPLIERS or forces > _MOST_FORCES:
                 raise Refused(
                     f"there are more than {_MOST_MULTIPLIERS} multipliers or {_MOST_FORCES} forces"
@@ -347,13 +371,25 @@ class Certificate:
     def _rows(self, item: Any, before: int, pulled: bool) -> Rows | None:
         if item is None:
             return None
-        _keys(item, "entries sides slopes" + (" forces" if pulled else ""))
+        split = self.version > 3 and not pulled and isinstance(item, dict) and "cases" in item
+        more = " forces" if pulled else " cases" if split else ""
+        _keys(item, "entries sides slopes" + more)
         forces = item.get("forces")
         return Rows(
             self._name(item["entries"]), self._name(item["sides"]),
             self._slopes(item["slopes"], before),
             None if forces is None else self._name(forces),
+            self._cases(item["cases"], before) if split else None,
         )  # fmt: skip
+
+    def _cases(self, item: Any, before: int) -> Cases:
+        _keys(item, "entries sides axes cuts forces slopes")
+        entries, sides, axes, cuts, forces = (
+            self._name(item[key]) for key in ("entries", "sides", "axes", "cuts", "forces")
+        )
+        self._parts += int(np.sum(self.array(axes, ("<i4",), (None,)) == LEAF))
+        self._justified(self._parts, 0)
+        return Cases(entries, sides, axes, cuts, forces, self._slopes(item["slopes"], before))
 
 
 def _kind_of(start: bytes) -> str:

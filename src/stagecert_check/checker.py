@@ -23,6 +23,7 @@ from stagecert_check import (
 )
 from stagecert_check.bounds import Facts, few
 from stagecert_check.branching import Branching, path_of
+from stagecert_check.cases import said_by
 from stagecert_check.certificate import Above, Case, Certificate, Leaf, Rows, Slopes, Source
 from stagecert_check.errors import ProblemError
 from stagecert_check.external import FilePath, contents, model_contents
@@ -248,6 +249,8 @@ class Checker:
                     slopes = of_slopes(rows.slopes, len(entries))
                     forces = self.given.forces(certificate, rows, len(entries), path)
                     found += [index, entries.tobytes(), sides.tobytes(), slopes, forces.tobytes()]
+                    if rows.cases is not None:
+                        found += said_by(self.given, certificate, index, rows.cases)
             return found
 
         def of_planes(planes: tuple[Above | None, ...]) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from stagecert_check.bounds import Facts, Lines
-from stagecert_check.certificate import FORCES, Leaf, Rows, Slopes, Source
+from stagecert_check.certificate import FORCES, SLOPES, Cases, Leaf, Rows, Slopes, Source
 from stagecert_check.functions import Activation, Piecewise, Refused
 from stagecert_check.graph import Program
 from stagecert_check.leaves import Pushes, pushes, splits_of, sum_bounds
@@ -16,6 +16,7 @@ from stagecert_check.planes import planes_above, read_planes
 from stagecert_check.tree import Path
 
 Pair = list[np.ndarray | None]  # slopes below and above; None: default
+Stacks = dict[int, tuple[np.ndarray | None, ...]]  # those of all leaves, by activation
 
 _ROWS_AT_ONCE = 2**22  # numbers in the slopes of a leaf's boxes
 
@@ -49,6 +50,29 @@ class Given:
                         -1 if rows is None else rows, *self.shape(index))
                     for name in pair
                 ]  # fmt: skip
+        return found
+
+    def stacks(
+        self, certificate: Source, slopes: tuple[Slopes | None, ...], leaves: int | None
+    ) -> Stacks:
+        """The slopes of all leaves of a tree, as they are stored: by activation, below and above.
+
+        They are for one leaf, which stands for all, or for so many.
+        """
+        found: Stacks = {}
+        for index, pair in zip(self.activations, slopes, strict=False):
+            arrays = tuple(
+                None if name is None
+                else certificate.array(name, SLOPES, (None, *self.shape(index)))
+                for name in pair or ()
+            )  # fmt: skip
+            for x in arrays:
+                if x is not None and len(x) not in (1, leaves):
+                    raise Refused(f"slopes are for {len(x)} leaves, and not for one or all")
+                if x is not None and np.any(np.abs(x) > LARGEST):
+                    raise Refused("slopes are too large")
+            if arrays:
+                found[index] = arrays
         return found
 
     def lines(
@@ -88,7 +112,7 @@ class Given:
         return lines
 
     def entries(
-        self, certificate: Source, index: int, given: Rows
+        self, certificate: Source, index: int, given: Rows | Cases
     ) -> tuple[np.ndarray, np.ndarray]:
         """Entries of an activation's argument, each at most once for a side, and their sides."""
         entries = certificate.array(given.entries, ("<i4",), (None,))
@@ -142,7 +166,7 @@ class Given:
                 if more is None:
                     found = facts.unit_bounds(argument, of, places[rows], sign, lines)
                 else:
-                    goal = _units(facts, argument, places[rows], sign)
+                    goal = units(facts, argument, places[rows], sign)
                     found = sum_bounds(facts, of, goal, more, lines)
                 facts.improve(argument, of, places[rows], sign, found)
 
@@ -173,7 +197,7 @@ class Given:
         return pushes(facts.arithmetic, facts.program, len(forces), splits)
 
 
-def _units(facts: Facts, index: int, entries: np.ndarray, sign: int) -> Pushes:
+def units(facts: Facts, index: int, entries: np.ndarray, sign: Any) -> Pushes:
     """sign * single entries of a value, as what is to be bounded."""
     shape, real = facts.low[index].shape[1:], facts.arithmetic
     rows = np.zeros((len(entries), math.prod(shape)))

@@ -275,10 +275,44 @@ def _stations(random, case, arrays, header):
     case["stations"] = stations
 
 
+def _proofs_by_cases(random, case, arrays, header):
+    """Proofs by cases get in, with numbers of any kind: right ones do no harm."""
+    axes, cuts, forces = [], [], []
+    for _ in range(8):
+        open_ = [0]
+        while open_:
+            depth = open_.pop()
+            leaf = depth > 2 or random.integers(3) == 0
+            axes.append(-1 if leaf else int(random.integers(5 + (random.integers(40) == 0))))
+            cuts.append(0.0 if leaf or random.integers(2) else float(random.normal()))
+            forces += random.exponential(size=depth).tolist() if leaf else []
+            open_ += [] if leaf else [depth + 1] * 2
+    odd = [np.nan, -1e-3, 1e31, np.inf, 1e-310]
+    if random.integers(4) == 0 and forces:
+        forces[random.integers(len(forces))] = random.choice(odd)
+    if random.integers(8) == 0:
+        place = random.integers(len(axes))
+        axes[place] = int(random.choice([-2, -1, 0, 9, 2**31 - 1]))
+    cut = slice(None, -1 if random.integers(8) == 0 else None)
+    leaves = sum(axis == -1 for axis in axes)
+    places = np.tile(np.arange(4, dtype="<i4"), 2) + int(random.integers(16) == 0)
+    arrays |= {
+        "lemma entries": places, "lemma sides": np.repeat([1, -1], 4).astype("<i4"),
+        "lemma axes": np.array(axes, "<i4"), "lemma cuts": np.array(cuts, "<f8"),
+        "lemma forces": np.array(forces, "<f8")[cut], "none": np.zeros(0, "<i4"),
+        "lemma slopes": random.uniform(-0.2, 1.2, (leaves, 1, 5)).astype("<f2"),
+    }  # fmt: skip
+    cases = {key: f"lemma {key}" for key in ("entries", "sides", "axes", "cuts", "forces")}
+    cases["slopes"] = [["lemma slopes", None]]
+    rows = {"entries": "none", "sides": "none", "slopes": [None], "cases": cases}
+    case["boxes"] = [None, rows] if random.integers(8) else [rows, None]
+    header["version"] = int(random.choice([3, 4, 4, 4]))
+
+
 def _header(random, case, arrays, header):
     how = random.integers(6)
     if how == 0:
-        header["version"] = int(random.choice([0, 1, 3]))
+        header["version"] = int(random.choice([0, 1, 3, 4]))
     elif how == 1:
         case.pop(str(random.choice(list(case))))
     elif how == 2:
@@ -302,5 +336,6 @@ _KINDS = {
     "shapes": _shapes,
     "slopes": _slopes,
     "stations": _stations,
+    "proofs by cases": _proofs_by_cases,
     "the header": _header,
 }

@@ -266,6 +266,77 @@ def test_boxes_of_the_whole_case_hold_on_its_parts():
     assert better > 0
 
 
+def _by_cases(random) -> certificates.Cases:
+    """Trees over the first activation's neurons, with random numbers, for those of the second."""
+    axes, cuts, forces = [], [], []
+    for _ in range(8):
+        open_ = [0]
+        while open_:
+            depth = open_.pop()
+            leaf = depth > 2 or (depth > 0 and random.integers(3) == 0)
+            axes.append(-1 if leaf else int(random.integers(5)))
+            cuts.append(0.0 if leaf or random.integers(2) else float(random.normal()))
+            forces += [0.2 * float(x) for x in random.exponential(size=depth) if leaf]
+            open_ += [] if leaf else [depth + 1] * 2
+    leaves = sum(axis == LEAF for axis in axes)
+    slopes = random.uniform(0, 1, (leaves, 1, 5)).astype("<f2")
+    zeroed = np.array(forces) * random.integers(2, size=len(forces))
+    return certificates.Cases(
+        np.tile(np.arange(4, dtype="<i4"), 2), np.repeat([1, -1], 4).astype("<i4"),
+        np.array(axes, "<i4"), np.array(cuts, "<f8"), zeroed, ((slopes, None),),
+    )  # fmt: skip
+
+
+def _with_cases(tree: Branches, cases: certificates.Cases) -> Branches:
+    nothing = np.zeros(0, "<i4")
+    return replace(tree, whole=(None, certificates.Rows(nothing, nothing, (None,), cases=cases)))
+
+
+def test_intervals_that_are_proven_by_cases_hold():
+    """Some bounds are better with them, and none is above the exact minimum."""
+    better = checked = 0
+    for seed in (2, 4, 7, 9, 18, 24):
+        random, model, text = _problem(seed)
+        checkers = [rigor_trees.checker_of(model, text, exact) for exact in (False, True)]
+        tree = replace(rigor_trees.random_tree(random, checkers[0]), slopes=())
+        tasks, plain = rigor_trees.bounds_of(checkers[0], tree)
+        tree = _with_cases(tree, _by_cases(random))
+        _, found = rigor_trees.bounds_of(checkers[0], tree)
+        _, exact = rigor_trees.bounds_of(checkers[1], tree)
+        case, pieces = _pieces(checkers[0], model)
+        for task, bound, other in zip(tasks, found, exact, strict=True):
+            truth = rigor_trees.exact_minimum(pieces, case, task)
+            if truth is not None:
+                checked += 1
+                assert rigor_exact.exact(bound) <= truth
+                assert abs(bound - other) <= 1e-9 * (1 + abs(other))
+        better += int(np.sum(found > plain + 1e-9))
+    assert checked > 15
+    assert better > 3
+
+
+def test_proofs_by_cases_that_are_none_are_refused():
+    random, model, text = _problem(4)
+    checker = rigor_trees.checker_of(model, text)
+    tree, good = Branches(0, [-1], [0], np.ones((1, 2)), np.zeros(0)), _by_cases(random)
+    ((slopes, _),) = good.slopes  # type: ignore
+    good = replace(good, slopes=((slopes[:1], None),))  # those of all leaves
+    later = np.where(good.axes == LEAF, LEAF, 5).astype("<i4")  # the second activation's first
+    for changes, why in (
+        ({"axes": good.axes[:-1], "cuts": good.cuts[:-1]}, "fewer nodes than parts"),
+        ({"axes": np.append(good.axes, good.axes[-1]), "cuts": np.append(good.cuts, 0)}, "more"),
+        ({"axes": later}, "no neuron that can be split"),
+        ({"forces": good.forces[:-1]}, "fewer forces"),
+        ({"forces": np.append(good.forces, 0)}, "more than the trees"),
+        ({"forces": good.forces - 1}, "forces must not be negative"),
+        ({"entries": good.entries[::-1].copy()}, "do not increase"),
+        ({"entries": good.entries[:7], "sides": good.sides[:7]}, "more than the trees"),
+        ({"slopes": ((slopes[:2], None),)}, "slopes are for 2 leaves"),
+    ):
+        with pytest.raises(Refused, match=why):
+            rigor_trees.bounds_of(checker, _with_cases(tree, replace(good, **changes)))
+
+
 def _stations(random, tree, inputs: int) -> dict:
     """Passes with random slopes and forces for the second activation, at some nodes of a tree."""
     found, open_ = (

@@ -30,6 +30,19 @@ class Rows:
     sides: np.ndarray
     slopes: tuple[Slopes | None, ...]
     forces: np.ndarray | None = None
+    cases: "Cases | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """Trees that bound single entries of an activation's argument: see docs/certificates.md."""
+
+    entries: np.ndarray
+    sides: np.ndarray
+    axes: np.ndarray
+    cuts: np.ndarray
+    forces: np.ndarray
+    slopes: tuple[Slopes | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +142,17 @@ class Arrays:
             else format_.Rows(
                 self.add(rows.entries), self.add(rows.sides), self.named(rows.slopes),
                 None if rows.forces is None else self.add(rows.forces),
+                None if rows.cases is None else self.cases(rows.cases),
             )
             for rows in boxes
         )  # fmt: skip
+
+    def cases(self, one: Cases) -> format_.Cases:
+        """The same proofs by cases with arrays by their names."""
+        entries, sides, axes, cuts, forces = map(
+            self.add, (one.entries, one.sides, one.axes, one.cuts, one.forces)
+        )
+        return format_.Cases(entries, sides, axes, cuts, forces, self.named(one.slopes))
 
     def tree(self, one: Branches) -> format_.Case:
         """A tree that splits neurons as the checker takes it."""
@@ -178,6 +199,9 @@ def _version(proof: Proof) -> int:
     """The first version that has all that a proof needs."""
     trees = [isinstance(case, Branches) for case in proof.cases]
     plain = [case for case in proof.cases if isinstance(case, CaseProof)]
+    wholes = [case.whole for case in proof.cases if isinstance(case, Branches)]
+    if any(rows is not None and rows.cases is not None for boxes in wholes for rows in boxes):
+        return 4
     if any(any(leaf.planes) for case in plain for leaf in case.leaves):
         return 3
     return 2 if any(trees) else 1
@@ -208,10 +232,12 @@ def _boxes(boxes: tuple[format_.Rows | None, ...], pulled: bool = False) -> list
         rows and {"entries": rows.entries, "sides": rows.sides, "slopes": rows.slopes}
         for rows in boxes
     ]
-    if pulled:
-        for item, rows in zip(found, boxes, strict=True):
-            if item is not None and rows is not None:
+    for item, rows in zip(found, boxes, strict=True):
+        if item is not None and rows is not None:
+            if pulled:
                 item["forces"] = rows.forces
+            if rows.cases is not None:
+                item["cases"] = dict(vars(rows.cases))
     return found
 
 

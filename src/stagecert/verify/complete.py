@@ -1,12 +1,12 @@
 """From a property to a tree of splits, and from the finished tree to what certificates hold."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stagecert.verify.branches import LEAF, Branches
+from stagecert.verify.harvest import Leaves, walked
 from stagecert.verify.nodes import Form
 from stagecert.verify.queries import Group
 from stagecert.verify.stations import Station
@@ -174,13 +174,13 @@ class Complete:
         """The finished tree of every root."""
         if self.tree is None or not self.tree.done:
             return ()
-        leaves = _Leaves(self.tree)
+        leaves = Leaves(self.tree)
         return tuple(self._exported(k, root, leaves) for k, root in enumerate(self.tree.roots))
 
     def reopen(self, open_: dict[int, np.ndarray]) -> None:
         """Goes on with leaves, by their places in the trees of cases, that were not refuted."""
         assert self.tree is not None
-        leaves = _Leaves(self.tree)
+        leaves = Leaves(self.tree)
         nodes = np.concatenate([self._order[case][places] for case, places in open_.items()])
         rows = np.array([leaves.rows[node] for node in nodes.tolist()])
         force = np.zeros((len(nodes), self.tree.form.neurons), np.float32)
@@ -190,38 +190,23 @@ class Complete:
         below, above, weights = (leaves.joined(x)[rows] for x in ("below", "above", "weights"))
         self.tree.reopen(nodes, below, above, force, weights)
 
-    def _exported(self, number: int, root: Root, leaves: "_Leaves") -> Branches:
+    def _exported(self, number: int, root: Root, leaves: Leaves) -> Branches:
         tree, group = self.tree, self.groups[root.group]
         assert tree is not None
         inputs = len(root.box[0])
-        child, neuron, cut = (tree.nodes[name] for name in ("child", "neuron", "cut"))
-        axes, cuts, order, forces, stations = [], [], [], [], {}
-        stack: list[tuple[int, tuple[tuple[int, int], ...]]] = [(number, ())]
-        while stack:
-            node, path = stack.pop()
-            # A node has the station of its parent, or one of its own.
-            station, parent = int(tree.nodes["station"][node]), int(tree.nodes["parent"][node])
-            if station >= 0 and (parent < 0 or tree.nodes["station"][parent] != station):
-                stations[len(axes)] = self._passes(tree.stations[station])
-            if child[node] < 0:
-                axes.append(LEAF)
-                cuts.append(0.0)
-                order.append(node)
-                forces += _forces_of(path, leaves.forces[node])
-                continue
-            j = int(neuron[node])
-            axes.append(inputs + int(self.kept[j]))
-            cuts.append(float(cut[node]))
-            first = int(child[node])
-            stack += [(first + 1, (*path, (j, -1))), (first, (*path, (j, 1)))]
+        walk = walked(tree, number, leaves)
+        split = walk.neurons != LEAF
+        axes = np.where(split, inputs + self.kept[np.where(split, walk.neurons, 0)], LEAF)
+        stations = {node: self._passes(tree.stations[k]) for node, k in walk.stations.items()}
+        order = walk.order.tolist()
         case, places = group.numbers[root.case], group.places[root.case]
-        self._order[case] = np.array(order)
+        self._order[case] = walk.order
         scales = np.array([float(group.scaled[k].scale) for k in places])
         rows = np.array([leaves.rows[node] for node in order])
         weights = leaves.joined("weights")[rows][:, : len(places)].astype(float)
         return Branches(
-            case, np.array(axes), np.array(cuts), weights * scales,
-            np.array(forces, float), self._slopes(leaves, rows), self.whole(root.group).passes,
+            case, axes, walk.cuts, weights * scales,
+            np.array(walk.forces, float), self._slopes(leaves, rows), self.whole(root.group).passes,
             stations,
         )  # fmt: skip
 
@@ -232,7 +217,7 @@ class Complete:
             self._written[station] = written(self.tree.form, self.kept, self.form, station)
         return self._written[station]
 
-    def _slopes(self, leaves: "_Leaves", rows: np.ndarray) -> tuple:
+    def _slopes(self, leaves: Leaves, rows: np.ndarray) -> tuple:
         below, above = leaves.joined("below")[rows], leaves.joined("above")[rows]
         below = spread(below, self.kept, self.form.neurons)
         above = spread(above, self.kept, self.form.neurons) if above.size else below
@@ -254,45 +239,3 @@ def _places(form: Form, program: Program, narrow: Narrow) -> np.ndarray:
         some = form.layers[index].some
         found.append(some.start + narrow.kept.get(index, np.arange(some.stop - some.start)))
     return np.concatenate(found)
-
-
-class _Leaves:
-    """What refutes each leaf, from all steps of a search."""
-
-    def __init__(self, tree: Tree):
-        self._batches = tree.leaves
-        self.rows: dict[int, int] = {}
-        self.forces: dict[int, dict[int, float]] = {}
-        self._held: dict[str, np.ndarray] = {}
-        count = 0
-        for batch in tree.leaves:
-            nodes = batch["node"].tolist()
-            for node in nodes:
-                self.rows[node] = count
-                self.forces[node] = {}
-                count += 1
-            for leaf, neuron, force in zip(
-                batch["leaf"].tolist(),
-                batch["neuron"].tolist(),
-                batch["force"].tolist(),
-                strict=True,
-            ):
-                self.forces[nodes[leaf]][neuron] = force
-
-    def joined(self, name: str) -> np.ndarray:
-        """An array of all leaves, in the order of `rows`."""
-        if name not in self._held:
-            self._held[name] = np.concatenate([batch[name] for batch in self._batches])
-        return self._held[name]
-
-
-def _forces_of(path: tuple[tuple[int, int], ...], forces: dict[int, float]) -> list[float]:
-    """The force of every split on a path; of several on one side of a neuron the last has it."""
-    found, left = [0.0] * len(path), dict(forces)
-    for k in range(len(path) - 1, -1, -1):
-        neuron, side = path[k]
-        force = left.get(neuron, 0.0)
-        if math.copysign(1, force) == side and force:
-            found[k] = abs(force)
-            del left[neuron]
-    return found

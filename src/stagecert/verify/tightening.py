@@ -1,12 +1,16 @@
 """Tighter intervals for the arguments of activations, by slopes that a certificate can hold."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from stagecert.verify.ascent import ascend
 from stagecert.verify.certificates import Arrays, Rows
+from stagecert.verify.lemmas import Prover, spelt
 from stagecert.verify.nodes import Aim, Form, Lanes, Layer, default_slopes
 from stagecert.verify.stations import Station
 from stagecert_check.bounds import Facts
+from stagecert_check.cases import by_cases
 from stagecert_check.checker import Checker
 from stagecert_check.narrowing import Narrow
 
@@ -32,6 +36,30 @@ class Tightener:
         self.boxes: list[Rows | None] = []
 
     def __call__(self, known: Narrow, facts: Facts, index: int, argument: int) -> None:
+        self._pass(known, facts, index, argument)
+        if len(self.boxes) > 1 and all(layer.relu for layer in self.form.layers.values()):
+            self._prove(known, facts, index, argument)
+
+    def _prove(self, known: Narrow, facts: Facts, index: int, argument: int) -> None:
+        """Signs that passes back leave open, by cases."""
+        function = self.checker.program.nodes[index].operation
+        entries = np.flatnonzero(
+            function.bent(facts.low[argument], facts.high[argument])  # type: ignore
+        )
+        lemmas = Prover(facts, argument, self.stop).proven(entries) if len(entries) else None
+        if self.stop():
+            raise OutOfTime
+        if lemmas is None:
+            return
+        given = self.checker.given
+        cases = spelt(lemmas, known, given.sizes, index, given.shape)
+        nothing = np.zeros(0, "<i4")
+        rows = self.boxes[-1] or Rows(nothing, nothing, (None,) * (len(self.boxes) - 1))
+        self.boxes[-1] = replace(rows, cases=cases)
+        held = Arrays()
+        by_cases(given, (held, held.cases(cases)), facts, index, known)
+
+    def _pass(self, known: Narrow, facts: Facts, index: int, argument: int) -> None:
         checker, place = self.checker, len(self.boxes)
         self.boxes.append(None)
         function = checker.program.nodes[index].operation

@@ -131,12 +131,26 @@ class Tree:
         closed: which share of the roots is refuted, if the parts of a split count alike.
         worst: the smallest bound of the last step.
         stuck: whether a node can neither be split nor refuted.
+        lost: by root, whether it was given up.
     """
 
     def __init__(
-        self, program: Program, form: Form, roots: list[Root], *, memory=1.0, keep: bool = True
-    ):
+        self, program: Program, form: Form, roots: list[Root], *, memory=1.0, keep: bool = True,
+        patience: int | None = None,
+    ):  # fmt: skip
+        """Plants the roots.
+
+        Args:
+            program: the network, as the checker reads it.
+            form: the same in single precision.
+            roots: the cases.
+            memory: GiB that the nodes may take.
+            keep: whether what refutes leaves is kept.
+            patience: nodes of a root after which it is given up; then there are no stations.
+        """
         self.program, self.form, self.roots, self.keep = program, form, roots, keep
+        self.patience, self.nodes_of = patience, np.zeros(len(roots), int)
+        self.lost = np.zeros(len(roots), bool)
         n, width = form.neurons, max(len(root.rows) for root in roots)
         size = max(n, len(roots[0].box[0]), 1)
         self.batch = int(np.clip(LANE_NUMBERS // size, 16, LANES))
@@ -192,6 +206,7 @@ class Tree:
         self.stack.extend(**fields)
         # Of curves, and of products of earlier values, slopes that hold at a station are not known.
         alone = len({root.group for root in self.roots}) == 1 and not self.form.curved
+        alone &= self.patience is None
         # Convolutions make passes back so dear that nodes with clipped intervals win.
         alone &= not any(isinstance(node.operation, Conv) for node in self.program.nodes)
         budget = self._budget(low[0], high[0]) if alone else np.inf
@@ -243,6 +258,11 @@ class Tree:
 
     def step(self) -> Met:
         """Bounds the nodes on top of the stack, closes what is refuted and splits the others."""
+        # Only finite bounds count, and products of matrices warn of numbers that are not theirs.
+        with np.errstate(all="ignore"):
+            return self._step()
+
+    def _step(self) -> Met:
         if self._deepen():
             return Met(self.boxes[0][:0], np.zeros(0, int), np.zeros(0))
         self._refill()
@@ -263,13 +283,28 @@ class Tree:
         self.seen += len(root)
         self.worst = float(np.min(found.bound))
         for k in np.flatnonzero(~refuted & ~(found.scores > 0).any(axis=1)):
-            refuted[k] = self._solve(found, int(k))
+            if self.patience is None:
+                refuted[k] = self._solve(found, int(k))
+            else:
+                self.give_up(np.arange(len(self.roots)) == root[k])
         self._close(taken, found, np.flatnonzero(refuted))
         open_ = np.flatnonzero(~refuted)
         self._note(taken, found, open_)
+        met = Met(found.points[open_], root[open_], found.bound[open_])
+        if self.patience is not None:
+            np.add.at(self.nodes_of, root, 1)
+            self.give_up(self.nodes_of > self.patience)
+            open_ = open_[~self.lost[root[open_]]]
         if len(open_) and not self.stuck:
             self._split(taken, found, open_)
-        return Met(found.points[open_], root[open_], found.bound[open_])
+        return met
+
+    def give_up(self, roots: np.ndarray) -> None:
+        """Leaves some roots as they are: no more of their nodes are bounded."""
+        new = roots & ~self.lost
+        if new.any():
+            self.lost |= new
+            self.stack.keep(~self.lost[self.stack["root"]])
 
     def _lanes(self, taken: dict[str, np.ndarray]) -> Lanes:
         """Rows of the stack as lanes."""

@@ -1,0 +1,185 @@
+"""Neurons that are on, or off, on the whole box, where only a proof by cases shows it.
+
+Intervals by passes back leave many neurons of trained networks open, most of which never change
+their sign. That one does not is a property of the network up to it, which a small tree of splits
+decides. Later layers, and the search for the property itself, then have a fraction of the neurons
+to deal with.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagecert.verify.branches import LEAF
+from stagecert.verify.certificates import Cases
+from stagecert.verify.choosing import values_at
+from stagecert.verify.harvest import Leaves, walked
+from stagecert.verify.nodes import Form
+from stagecert.verify.tree import Root, Tree
+from stagecert_check.bounds import Facts
+from stagecert_check.cases import known_before
+from stagecert_check.functions import Activation
+from stagecert_check.graph import Shift
+from stagecert_check.narrowing import Narrow, narrowed
+
+# Nodes that a neuron's tree may have, round by round; for the last round only few may be left.
+PATIENCE, FEW = (16, 128, 1024), 16
+SHARE = 0.05  # of the neurons of a round: if fewer are decided, no further round is tried
+POINTS = 64  # corners that show which sign a neuron has
+ROUNDING = 4e-6  # single precision is off by less than this share of an interval's size
+
+
+@dataclass(frozen=True, eq=False)
+class Lemmas:
+    """Signs that were found, in the terms of a narrow network.
+
+    Attributes:
+        entries: of the argument.
+        sides: 1 where it is positive on the whole box, -1 where it is negative.
+        neurons: the trees in preorder, one after the other, with -1 for leaves: numbers of neurons
+            of all earlier activations of the network that `facts` are about.
+        cuts: where.
+        forces: for every leaf one for each split on the way to it.
+        below: (leaves, those neurons), slopes.
+    """
+
+    entries: np.ndarray
+    sides: np.ndarray
+    neurons: np.ndarray
+    cuts: np.ndarray
+    forces: np.ndarray
+    below: np.ndarray
+
+
+class Prover:
+    """Decides signs of the entries of an argument of relu."""
+
+    def __init__(self, facts: Facts, argument: int, stop: Callable[[], bool]):
+        self.facts, self.argument, self.stop = facts, argument, stop
+        # What is off already takes no part.
+        self.narrow = narrowed(Narrow(known_before(facts, argument)))
+        self.program = self.narrow.facts.program
+        self.form = Form(self.program)
+        boxes = [self.narrow.facts.boxes[k] for k in self.program.activations]
+        self.low, self.high = (np.concatenate([box[k].reshape(-1) for box in boxes])
+                               for k in (0, 1))  # fmt: skip
+        self.ends = [x[argument].reshape(-1).astype(float) for x in (facts.low, facts.high)]
+        self.box = tuple(x[0] for x in facts.inputs)
+        corners = np.random.default_rng(0).random((POINTS, len(self.box[0]))) < 0.5
+        self.least, self.most = np.full((2, len(self.ends[0])), [[np.inf], [-np.inf]])
+        self._look(np.where(corners, *self.box).astype(np.float32))
+
+    def _look(self, points: np.ndarray) -> None:
+        """Which values the argument has at some points."""
+        values: list[np.ndarray] = []
+        begin = 0
+        for index, node in enumerate(self.form.nodes):
+            if node.operation is None:
+                some = points[:, begin : begin + self.form.sizes[index]]
+                value, begin = some.reshape(-1, *node.shape), begin + some.shape[1]
+            elif isinstance(node.operation, Activation):
+                at = values[node.arguments[0]].reshape(len(points), -1)
+                value = values_at(self.form.layers[index], at).reshape(-1, *node.shape)
+            elif isinstance(node.operation, Shift):
+                value = values[node.arguments[0]] + node.operation.constant
+            else:
+                value = node.operation.forward([values[k] for k in node.arguments])
+            values.append(value)
+        found = values[self.argument].reshape(len(points), -1)
+        self.least = np.minimum(self.least, found.min(axis=0))
+        self.most = np.maximum(self.most, found.max(axis=0))
+
+    def _either(self, entries: np.ndarray) -> np.ndarray:
+        """Whether entries are known to have both signs."""
+        return (self.least[entries] < 0) & (self.most[entries] > 0)
+
+    def proven(self, entries: np.ndarray) -> Lemmas | None:
+        """Those of some entries whose sign is found; None if there are none, or no time."""
+        found: list[tuple] = []
+        for patience in PATIENCE:
+            entries = entries[~self._either(entries)]
+            if not len(entries) or (patience == PATIENCE[-1] and len(entries) > FEW):
+                break
+            sides = np.where(self.least[entries] >= 0, 1, -1)
+            tree = self._grown(entries, sides, patience)
+            if tree is None:
+                break
+            leaves, done = Leaves(tree), np.flatnonzero(~tree.lost)
+            for k in done.tolist():
+                walk = walked(tree, k, leaves)
+                rows = np.array([leaves.rows[node] for node in walk.order.tolist()])
+                below = leaves.joined("below")[rows]
+                found.append((entries[k], sides[k], walk, below))
+            entries = entries[tree.lost]
+            if len(done) < SHARE * len(sides):
+                break
+        return self._joined(found) if found else None
+
+    def _grown(self, entries: np.ndarray, sides: np.ndarray, patience: int) -> Tree | None:
+        """A tree for each entry; those are lost that it does not decide. None without time."""
+        roots = []
+        for k, (entry, side) in enumerate(zip(entries, sides, strict=True)):
+            row = np.zeros((1, len(self.ends[0])))
+            row[0, entry] = side
+            margin = ROUNDING * max(abs(end[entry]) for end in self.ends)
+            roots.append(
+                Root(0, k, self.box, self.low, self.high, row, np.zeros(1), margin)  # type: ignore
+            )
+        tree = Tree(self.program, self.form, roots, patience=patience)
+        while not tree.done:
+            if self.stop():
+                return None
+            met = tree.step()
+            if len(met.points):
+                self._look(met.points)
+                tree.give_up(self._either(entries))
+        return tree
+
+    def _joined(self, found: list[tuple]) -> Lemmas:
+        # Low ends and high ends each have entries in order.
+        found = sorted(found, key=lambda one: (one[1], one[0]))
+        walks = [walk for _, _, walk, _ in found]
+        neurons = np.concatenate([walk.neurons for walk in walks])
+        place, size = self._places()
+        below = np.zeros((sum(len(one[3]) for one in found), size), np.float16)
+        below[:, place] = np.concatenate([one[3] for one in found])
+        return Lemmas(
+            np.array([one[0] for one in found]), np.array([one[1] for one in found]),
+            np.where(neurons == LEAF, LEAF, place[np.where(neurons == LEAF, 0, neurons)]),
+            np.concatenate([walk.cuts for walk in walks]),
+            np.concatenate([np.array(walk.forces, float) for walk in walks]), below,
+        )  # fmt: skip
+
+    def _places(self) -> tuple[np.ndarray, int]:
+        """Where the tree's neurons are among those of `facts`, and how many these are."""
+        found, begin = [], 0
+        for k in self.program.activations:
+            size = int(np.prod(self.facts.boxes[k][0].shape[1:]))
+            found.append(begin + self.narrow.kept.get(k, np.arange(size)))
+            begin += size
+        return np.concatenate(found), begin
+
+
+def spelt(lemmas: Lemmas, known: Narrow, sizes: dict[int, int], index: int, shapes) -> Cases:
+    """Lemmas as certificates hold them, in the terms of the whole network."""
+    earlier = [k for k in sizes if k < index]
+    places, begin = [], 0
+    for k in earlier:
+        places.append(begin + known.kept.get(k, np.arange(sizes[k])))
+        begin += sizes[k]
+    place = np.concatenate(places)
+    split = lemmas.neurons != LEAF
+    axes = np.where(split, place[np.where(split, lemmas.neurons, 0)], LEAF)
+    slopes, first = [], 0
+    for k in earlier:
+        kept = known.kept.get(k, np.arange(sizes[k]))
+        below = np.zeros((len(lemmas.below), sizes[k]), np.float16)
+        below[:, kept] = np.clip(lemmas.below[:, first : first + len(kept)], 0, 1)
+        first += len(kept)
+        slopes.append((below.reshape(-1, *shapes(k)), None))
+    entries = known.kept.get(index, np.arange(sizes[index]))[lemmas.entries]
+    return Cases(
+        entries.astype("<i4"), lemmas.sides.astype("<i4"), axes.astype("<i4"),
+        lemmas.cuts.astype("<f8"), lemmas.forces.astype("<f8"), tuple(slopes),
+    )  # fmt: skip
