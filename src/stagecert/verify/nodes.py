@@ -21,6 +21,7 @@ import numpy as np
 from stagecert.networks.bounding.neurons import single
 from stagecert_check.functions import Activation, Maximum, Product
 from stagecert_check.graph import Program, Shift
+from stagecert_check.linear import Conv
 
 
 @dataclass(eq=False)
@@ -58,6 +59,8 @@ class Form:
             self.layers[index] = Layer(function, some, shape, relu, maximum, joint)
         self.neurons = begin
         self.curved = not all(layer.relu or layer.maximum for layer in self.layers.values())
+        # Convolutions make passes back so dear that nodes with clipped intervals win.
+        self.dear = any(isinstance(node.operation, Conv) for node in program.nodes)
         ends = [layer.some.stop for layer in self.layers.values()]
         self.of_neuron = np.searchsorted(ends, np.arange(begin), side="right")
 

@@ -37,7 +37,8 @@ class Tightener:
 
     def __call__(self, known: Narrow, facts: Facts, index: int, argument: int) -> None:
         self._pass(known, facts, index, argument)
-        if len(self.boxes) > 1 and all(layer.relu for layer in self.form.layers.values()):
+        simple = all(layer.relu for layer in self.form.layers.values()) and not self.form.dear
+        if len(self.boxes) > 1 and simple:
             self._prove(known, facts, index, argument)
 
     def _prove(self, known: Narrow, facts: Facts, index: int, argument: int) -> None:

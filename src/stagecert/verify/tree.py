@@ -12,7 +12,6 @@ from stagecert.verify.corners import solve
 from stagecert.verify.nodes import Form, Lanes, default_slopes
 from stagecert.verify.stations import STEPS, Station, parts_of
 from stagecert_check.graph import Program
-from stagecert_check.linear import Conv
 
 # Lanes at a time: so many that the arrays of all fit into the caches, but not more than this.
 LANES, LANE_NUMBERS = 512, 100_000
@@ -206,9 +205,7 @@ class Tree:
         self.stack.extend(**fields)
         # Of curves, and of products of earlier values, slopes that hold at a station are not known.
         alone = len({root.group for root in self.roots}) == 1 and not self.form.curved
-        alone &= self.patience is None
-        # Convolutions make passes back so dear that nodes with clipped intervals win.
-        alone &= not any(isinstance(node.operation, Conv) for node in self.program.nodes)
+        alone &= self.patience is None and not self.form.dear
         budget = self._budget(low[0], high[0]) if alone else np.inf
         return Plot(-1, fields, np.zeros(n), budget)
 
