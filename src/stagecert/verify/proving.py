@@ -70,6 +70,8 @@ class Refutation:
         tree: the cuts of the boxes and what is refuted on each, if boxes were split.
         branches: trees that split neurons too, each for a case of its own.
         planes: by case, what refutes its row in `rows` with planes above neurons.
+        checker: the checker that the search has asked. It has derived the intervals of whole boxes
+            by itself, and need not do so again.
     """
 
     network: Network
@@ -78,6 +80,7 @@ class Refutation:
     tree: Tree | None = None
     branches: tuple[Branches, ...] = ()
     planes: dict[int, Proven] = field(default_factory=dict)
+    checker: Checker | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +124,8 @@ def certify(
     """
     begin = time.monotonic()
     with np.errstate(all="ignore"), jax.default_device(_cpu()):
-        checker = _checker(model, wanted)
+        checker = found.checker if found is not None else None
+        checker = checker or _checker(model, wanted)
         proof = _proof(checker, model, found, memory, progress, stop)
         proven = time.monotonic()
         data = packed(proof)
