@@ -43,8 +43,8 @@ def _found(path: Path) -> str:
 
 def planted(name: str, model: str, property: str) -> Complete:
     """A search that is about to begin, with its intervals."""
-    read = opened(_found(DATA / name / model))
     wanted = properties.load(_found(DATA / name / property))
+    read = opened(_found(DATA / name / model), wanted)
     _, groups = groups_of(read.network, wanted)
     search = Complete(Checker(read.program, wanted), groups)
     open_ = []

@@ -47,7 +47,7 @@ class Branching:
             for side, x in enumerate(pair):
                 if x is not None:
                     row = x[0 if len(x) == 1 else task.number]
-                    found.append(f"{index} {side} {x.dtype}".encode() + row.tobytes())
+                    found.append(f"{index} {side} {x.dtype.str}".encode() + row.tobytes())
         return tuple(found)
 
     def bounds(

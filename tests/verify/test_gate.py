@@ -18,6 +18,8 @@ from stagecert.verify import Verification, agreement, proving, verify
 from stagecert.verify.models import opened
 from stagecert.verify.replay import Replay
 from stagecert_check import check, graph, properties
+from stagecert_check.bounds import Facts
+from stagecert_check.checker import Checker
 
 LOW, HIGH = (-1, -1), (1, 1)
 
@@ -58,6 +60,34 @@ def test_an_unsat_brings_a_certificate_that_the_checker_accepts(tmp_path):
     assert again.accepted
     assert again.bounds == found.certified.report.bounds
     assert found.to_dict()["checked"]
+
+
+def test_intervals_of_whole_boxes_are_derived_once(monkeypatch):
+    """The search asks the checker for them; the proof is checked with what it has derived."""
+    derived, derive = [], Facts.derive
+    monkeypatch.setattr(
+        Facts,
+        "derive",
+        lambda self, *a, **k: derived.append(len(self.inputs[0])) or derive(self, *a, **k),
+    )
+    found = verify(dense(random_layers(1)), vnnlib(LOW, HIGH, "(>= Y_0 1000)", 3))
+    assert (found.answer, found.checked, derived) == ("unsat", True, [1])
+
+
+def test_what_the_checker_keeps_cannot_be_written_to():
+    model, text = dense(random_layers(1)), vnnlib(LOW, HIGH, "(>= Y_0 1000)", 3)
+    wanted = properties.load(text)
+    checker = Checker(opened(model, wanted).program, wanted)
+    low, high = np.array([LOW], float), np.array([HIGH], float)
+    assert checker.branching.known(low, high) is None
+    checker.branching.plain(low, high)
+    assert checker.branching.known(low, high + 1) is None
+    facts = checker.branching.known(low, high)
+    assert facts is not None
+    for some in (facts.low, facts.high, facts.totals, facts.inputs, *facts.lines.values()):
+        for array in some:
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
 
 
 def test_a_wrong_importer_leads_to_no_unsat(faulty):

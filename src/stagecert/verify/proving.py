@@ -36,6 +36,8 @@ from stagecert_check.properties import Property
 # many, and so many for each box of the search. Where the search is wrong, all halves stay open.
 _DEEPEST = 12
 _MORE_BOXES, _MORE_PER_BOX = 64, 2
+# How long a tree is pruned, as a share of what its leaves took the checker.
+_PRUNING = 0.2
 
 
 class NotCovered(ProblemError):
@@ -209,6 +211,7 @@ class _Prover:
             for group in self.groups
             for case, rows in zip(group.numbers, group.places, strict=True)
         }
+        self._own_places: dict[int, tuple[dict[int, int], int]] = {}  # see `_multipliers`
 
     def look_at_the_clock(self) -> None:
         """Ends the work if time is up."""
@@ -258,8 +261,8 @@ class _Prover:
                 open_[tree.case] = np.flatnonzero(~now.refuted)
                 short = max(short, now.short)
                 continue
-            # Not much longer than that: pruning makes certificates smaller, and is worth no more.
-            end = time.monotonic() + max(spent, 0.5)
+            # Pruning makes certificates smaller by a few per cent, and is worth no more.
+            end = time.monotonic() + _PRUNING * spent
             found[tree.case] = pruned(
                 self.checker, tree, lambda end=end: time.monotonic() > end or self._stop()
             )
@@ -310,13 +313,19 @@ class _Prover:
 
     def _multipliers(self, part: _Part, weights: Weights) -> tuple[float, ...]:
         """Weights of the group's scaled rows as multipliers of the case's own rows."""
-        case, group = self.wanted.cases[part.case], self.groups[part.group]
-        places = {row: k for k, row in enumerate((*case.outputs, *case.input_rows))}
-        multipliers = np.zeros(len(places))
+        group = self.groups[part.group]
+        if part.case not in self._own_places:
+            case = self.wanted.cases[part.case]
+            own = {row: k for k, row in enumerate((*case.outputs, *case.input_rows))}
+            # To hash a row takes long, and there are as many parts as leaves.
+            mine = {k: own[group.rows[k]] for k in self.places[part.case].tolist()}
+            self._own_places[part.case] = mine, len(own)
+        places, count = self._own_places[part.case]
+        multipliers = [0.0] * count
         for k, weight in weights.items():
             scale = float(group.scaled[k].scale) if len(weights) > 1 else 1.0
-            multipliers[places[group.rows[k]]] = weight * scale
-        return tuple(multipliers.tolist())
+            multipliers[places[k]] = weight * scale
+        return tuple(multipliers)
 
     def _by_default(self, parts: Sequence[_Part]) -> list[_Part]:
         """Lets the checker try what it can do by itself; those parts that it cannot refute."""
