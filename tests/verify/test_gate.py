@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,3 +258,15 @@ def test_exit_statuses_and_warnings(tmp_path):
     done = run("--unchecked", agree=False)
     assert (done.returncode, done.stdout) == (3, "unknown\n")
     assert "They part at node 1 of 3, Gemm" in done.stderr
+
+
+@pytest.mark.parametrize(("missing", "axis"), [(1.0, 1), (0.4, 0)])
+def test_boxes_are_not_halved_again_where_that_was_of_no_use(missing, axis):
+    """A random network with maxima was `unknown`: all spare boxes were cuts of an idle input."""
+    inputs = SimpleNamespace(lower64=np.zeros(2), upper64=np.ones(2))
+    prover: Any = SimpleNamespace(groups=[SimpleNamespace(inputs=inputs)])
+    part = proving._Part(0, 0, np.zeros(2), np.array([1, 0.5]), [], short=1.0)
+    half, _ = proving._Prover._halved(prover, part)
+    half.short = missing
+    proving._Prover._halved(prover, half)
+    assert (part.axis, half.axis) == (0, axis)

@@ -36,6 +36,8 @@ from stagecert_check.properties import Property
 # many, and so many for each box of the search. Where the search is wrong, all halves stay open.
 _DEEPEST = 12
 _MORE_BOXES, _MORE_PER_BOX = 64, 2
+# A cut that leaves so much of what is missing is of no use; its axis counts as so much shorter.
+_USELESS, _DOUBT = 0.9, 0.25
 # How long a tree is pruned, as a share of what its leaves took the checker.
 _PRUNING = 0.2
 
@@ -198,6 +200,8 @@ class _Part:
     halves: "tuple[_Part, _Part] | None" = None
     leaf: Leaf | None = None
     short: float = field(default=math.inf)  # how much the best bound is below zero
+    before: "_Part | None" = None  # what it is a half of, where the prover has halved it
+    doubts: dict[int, float] = field(default_factory=dict)  # of axes: cuts there were of no use
 
 
 class _Prover:
@@ -372,12 +376,25 @@ class _Prover:
         return 0 < free <= LARGEST_DIMENSION and part.depth < _DEEPEST
 
     def _halved(self, part: _Part) -> tuple[_Part, _Part]:
-        """Two halves along the axis that is the widest compared with the case's box."""
+        """Two halves along the axis that is the widest compared with the case's box.
+
+        Less so where the last cut was of no use: boxes of the search may be long in an axis because
+        it does not matter.
+        """
         inputs = self.groups[part.group].inputs
         whole = np.array(inputs.upper64 - inputs.lower64, float)
         free = divisible(inputs.lower64, inputs.upper64)
-        axis = int(np.argmax((part.high - part.low) / np.where(free, whole, np.inf)))
-        return _cut(part, axis, float(0.5 * part.low[axis] + 0.5 * part.high[axis]))
+        doubts = dict(part.before.doubts) if part.before is not None else {}
+        if part.before is not None and part.short > _USELESS * part.before.short:
+            doubts[part.before.axis] = doubts.get(part.before.axis, 1.0) * _DOUBT
+        part.doubts = doubts
+        share = (part.high - part.low) / np.where(free, whole, np.inf)
+        share[list(doubts)] *= list(doubts.values())
+        axis = int(np.argmax(share))
+        halves = _cut(part, axis, float(0.5 * part.low[axis] + 0.5 * part.high[axis]))
+        for half in halves:
+            half.before = part
+        return halves
 
     # -- slopes ------------------------------------------------------------------------------------
 
