@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.vnncomp.__main__ import DATA, RESULTS
 from stagecert.machine import made
@@ -219,8 +220,9 @@ def table(held: dict) -> str:
 
 
 def _solved(found: dict | None) -> bool:
-    decided = found is not None and found["answer"] in ("unsat", "sat") and not found["wrong"]
-    return decided and found.get("accepted", True)
+    if found is None or found["wrong"] or found["answer"] not in ("unsat", "sat"):
+        return False
+    return found.get("accepted", True)
 
 
 def _median(found: list[dict]) -> str:
@@ -247,7 +249,7 @@ def main() -> None:
         tools["Marabou"] = marabou(options.marabou)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "peers.json"
-    held = json.loads(file.read_text()) if file.exists() else {"instances": []}
+    held: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"instances": []}
     if held.setdefault("seconds", options.seconds) != options.seconds:
         parser.error(f"{file} was made with {held['seconds']:g} s")
     held["tools"] = list(dict.fromkeys([*held.get("tools", ()), *tools]))
