@@ -95,8 +95,8 @@ def result(line) -> dict:
 
 
 def files(folder: Path) -> list[Path]:
-    """The results of sets; those of attacks have a program of their own."""
-    return sorted(path for path in folder.glob("*.json") if path.name != "attacks.json")
+    """The results of sets; other programs write files into the folder too."""
+    return sorted(path for path in folder.glob("*.json") if "set" in json.loads(path.read_text()))
 
 
 def table(folder: Path) -> str:

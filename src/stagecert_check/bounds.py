@@ -106,6 +106,14 @@ class Facts:
             self.totals.append(magnitude.reshape(len(magnitude), -1).sum(axis=1))
         return self
 
+    def sealed(self) -> "Facts":
+        """The same, but its arrays cannot be written to any more: others may read them."""
+        every = [self.low, self.high, self.sizes, self.totals, self.inputs, [self.empty]]
+        every += [*self.boxes.values(), *self.lines.values()]
+        for array in (x for some in every for x in some if isinstance(x, np.ndarray)):
+            array.setflags(write=False)
+        return self
+
     def magnitude(self, index: int) -> Any:
         """The largest absolute value of every entry."""
         if index not in self._magnitudes:

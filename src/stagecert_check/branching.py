@@ -19,6 +19,7 @@ from stagecert_check.slopes import Given, Stacks
 from stagecert_check.tree import Path, Station, Task, boxes_of
 
 _MOST_STATIONS = 256  # whose facts are kept
+_MOST_WHOLE, _WHOLE_NUMBERS = 64, 2**22  # boxes whose facts are kept, and the numbers in these
 
 
 class Branching:
@@ -31,6 +32,9 @@ class Branching:
         self._stacks: tuple[Any, Leaf | None, Stacks] = None, None, {}  # those read last
         self._latest: tuple[Any, Narrow | None] = None, None  # facts of boxes, and which
         self._stations: OrderedDict[tuple[bytes, ...], Narrow] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, bytes], Facts] = OrderedDict()
+        numbers = sum(math.prod(node.shape) for node in self._program.nodes)
+        self._most_known = min(max(_WHOLE_NUMBERS // numbers, 1), _MOST_WHOLE)
 
     def own(self, certificate: Source, task: Task) -> tuple[bytes, ...]:
         """What the bound on a leaf depends on besides its box, its multipliers and `leaf.boxes`."""
@@ -41,7 +45,7 @@ class Branching:
             for side, x in enumerate(pair):
                 if x is not None:
                     row = x[0 if len(x) == 1 else task.number]
-                    found.append(f"{index} {side} {x.dtype}".encode() + row.tobytes())
+                    found.append(f"{index} {side} {x.dtype.str}".encode() + row.tobytes())
         return tuple(found)
 
     def bounds(
@@ -160,7 +164,19 @@ class Branching:
 
     def plain(self, low: np.ndarray, high: np.ndarray, share: float = WORTH) -> Narrow:
         """The facts of some boxes, without neurons that are zero if these are a share of all."""
-        return narrowed(Narrow(Facts(self._real, self._program, low, high).derive()), share)
+        facts = self.known(low, high)
+        if facts is None:
+            facts = Facts(self._real, self._program, low, high).derive()
+            if len(low) == 1:
+                # Several cases have the same box, and who searches has asked for it before.
+                self._known[low.tobytes(), high.tobytes()] = facts.sealed()
+                while len(self._known) > self._most_known:
+                    self._known.popitem(last=False)
+        return narrowed(Narrow(facts), share)
+
+    def known(self, low: np.ndarray, high: np.ndarray) -> Facts | None:
+        """The facts of a box that were derived before, with default slopes."""
+        return self._known.get((low.tobytes(), high.tobytes())) if len(low) == 1 else None
 
     def _kept(self, key: tuple[bytes, ...], make: Callable[[], Narrow]) -> Narrow:
         """Facts that are made once, as long as no others are wanted."""

@@ -290,7 +290,13 @@ class Checker:
             boxes = task.leaf.boxes if task.leaf is not None else ()
             boxes = boxes if any(rows is not None for rows in boxes) else ()
             kinds.setdefault((box, boxes), []).append(task)
-        plain = [same for key, same in kinds.items() if not key[1]]
+        plain = []
+        for (_, boxes), same in kinds.items():
+            facts = None if boxes else self.branching.known(same[0].low[None], same[0].high[None])
+            if facts is not None:
+                yield from self._together(certificate, [same], lambda _, facts=facts: facts)
+            elif not boxes:
+                plain.append(same)
         for begin in range(0, len(plain), self._boxes_at_once):
             batch = plain[begin : begin + self._boxes_at_once]
             if self._large and (self._tried < _TRIES or 4 * self._easy >= self._tried):

@@ -8,7 +8,8 @@ properties are asked: one whose limit is a little below the minimum, which holds
 limit is a little above, which does not. For smooth activations the minimum is enclosed by a grid
 and a Lipschitz constant. The answers come from the search through splits of neurons (of inputs,
 for a share of the networks, for maxima and smooth activations); certificates are read and checked
-once more by a checker of its own.
+once more by a checker of its own. With --out the counts are written now and then; if that file is
+there already, what it has counted is not asked again.
 """
 
 import argparse
@@ -41,6 +42,7 @@ ALPHA = np.float32(0.125)
 SLACKS = (0.1, 1e-2, 1e-3)  # of how much the row can change over the box
 GRID = 401
 LIMIT = 60  # seconds for a property
+WRITE_EVERY = 20  # seconds
 INPUTS_EVERY = 8  # every so manieth network is decided by splits of inputs
 
 Affine = tuple  # (a, b, c) stands for a * x_0 + b * x_1 + c
@@ -233,32 +235,44 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=np.inf, help="end after so many")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    begin = time.monotonic()
-    held: dict[str, dict[str, int]] = {}
+    begin, last = time.monotonic(), 0.0
+    result: dict[str, Any] = {"kinds": {}, "first seed": options.first, "seconds": 0, "open": []}
+    if options.out is not None and options.out.exists():
+        result = json.loads(options.out.read_text())
+        if result["first seed"] != options.first:
+            parser.error(f"{options.out} begins with seed {result['first seed']}")
+    held, spent = result["kinds"], result["seconds"]
+
+    def write() -> None:
+        result["seconds"] = round(spent + time.monotonic() - begin)
+        result["date"] = datetime.date.today().isoformat()
+        if options.out is not None:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
     asked = itertools.chain(
         ((seed, KINDS[seed // len(SIZES) % len(KINDS)])
          for seed in range(options.first, options.first + options.networks)),
         ((seed, list(SMOOTH)[seed // len(SIZES) % len(SMOOTH)])
          for seed in range(options.first, options.first + options.smooth)),
     )  # fmt: skip
+    passed: dict[str, int] = {}  # of every kind, how many networks were counted before
     with tempfile.TemporaryDirectory() as folder:
         for seed, kind in asked:
+            passed[kind] = passed.get(kind, 0) + 1
+            if passed[kind] <= held.get(kind, {}).get("networks", 0):
+                continue
             if time.monotonic() - begin > options.seconds:
                 break
             counts = {"networks": 1, **ask(seed, kind, Path(folder))}
-            if seed % 100 == 99:
-                print(f"{kind} {seed}: {time.monotonic() - begin:.0f} s", flush=True)
+            if counts["undecided"] or counts["wrong"] or counts["rejected"]:
+                result["open"].append(f"{kind} {seed}")
             for name, count in counts.items():
                 held.setdefault(kind, dict.fromkeys(counts, 0))[name] += count
-    result = {
-        "kinds": held,
-        "first seed": options.first,
-        "seconds": round(time.monotonic() - begin),
-        "date": datetime.date.today().isoformat(),
-    }
+            if time.monotonic() - last > WRITE_EVERY:
+                last = time.monotonic()
+                write()
+    write()
     print(json.dumps(result, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

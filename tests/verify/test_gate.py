@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from stagecert.verify import Verification, agreement, proving, verify
 from stagecert.verify.models import opened
 from stagecert.verify.replay import Replay
 from stagecert_check import check, graph, properties
+from stagecert_check.bounds import Facts
+from stagecert_check.checker import Checker
 
 LOW, HIGH = (-1, -1), (1, 1)
 
@@ -58,6 +62,34 @@ def test_an_unsat_brings_a_certificate_that_the_checker_accepts(tmp_path):
     assert again.accepted
     assert again.bounds == found.certified.report.bounds
     assert found.to_dict()["checked"]
+
+
+def test_intervals_of_whole_boxes_are_derived_once(monkeypatch):
+    """The search asks the checker for them; the proof is checked with what it has derived."""
+    derived, derive = [], Facts.derive
+    monkeypatch.setattr(
+        Facts,
+        "derive",
+        lambda self, *a, **k: derived.append(len(self.inputs[0])) or derive(self, *a, **k),
+    )
+    found = verify(dense(random_layers(1)), vnnlib(LOW, HIGH, "(>= Y_0 1000)", 3))
+    assert (found.answer, found.checked, derived) == ("unsat", True, [1])
+
+
+def test_what_the_checker_keeps_cannot_be_written_to():
+    model, text = dense(random_layers(1)), vnnlib(LOW, HIGH, "(>= Y_0 1000)", 3)
+    wanted = properties.load(text)
+    checker = Checker(opened(model, wanted).program, wanted)
+    low, high = np.array([LOW], float), np.array([HIGH], float)
+    assert checker.branching.known(low, high) is None
+    checker.branching.plain(low, high)
+    assert checker.branching.known(low, high + 1) is None
+    facts = checker.branching.known(low, high)
+    assert facts is not None
+    for some in (facts.low, facts.high, facts.totals, facts.inputs, *facts.lines.values()):
+        for array in some:
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
 
 
 def test_a_wrong_importer_leads_to_no_unsat(faulty):
@@ -226,3 +258,15 @@ def test_exit_statuses_and_warnings(tmp_path):
     done = run("--unchecked", agree=False)
     assert (done.returncode, done.stdout) == (3, "unknown\n")
     assert "They part at node 1 of 3, Gemm" in done.stderr
+
+
+@pytest.mark.parametrize(("missing", "axis"), [(1.0, 1), (0.4, 0)])
+def test_boxes_are_not_halved_again_where_that_was_of_no_use(missing, axis):
+    """A random network with maxima was `unknown`: all spare boxes were cuts of an idle input."""
+    inputs = SimpleNamespace(lower64=np.zeros(2), upper64=np.ones(2))
+    prover: Any = SimpleNamespace(groups=[SimpleNamespace(inputs=inputs)])
+    part = proving._Part(0, 0, np.zeros(2), np.array([1, 0.5]), [], short=1.0)
+    half, _ = proving._Prover._halved(prover, part)
+    half.short = missing
+    proving._Prover._halved(prover, half)
+    assert (part.axis, half.axis) == (0, axis)

@@ -36,6 +36,10 @@ from stagecert_check.properties import Property
 # many, and so many for each box of the search. Where the search is wrong, all halves stay open.
 _DEEPEST = 12
 _MORE_BOXES, _MORE_PER_BOX = 64, 2
+# A cut that leaves so much of what is missing is of no use; its axis counts as so much shorter.
+_USELESS, _DOUBT = 0.9, 0.25
+# How long a tree is pruned, as a share of what its leaves took the checker.
+_PRUNING = 0.2
 
 
 class NotCovered(ProblemError):
@@ -70,6 +74,8 @@ class Refutation:
         tree: the cuts of the boxes and what is refuted on each, if boxes were split.
         branches: trees that split neurons too, each for a case of its own.
         planes: by case, what refutes its row in `rows` with planes above neurons.
+        checker: the checker that the search has asked. It has derived the intervals of whole boxes
+            by itself, and need not do so again.
     """
 
     network: Network
@@ -78,6 +84,7 @@ class Refutation:
     tree: Tree | None = None
     branches: tuple[Branches, ...] = ()
     planes: dict[int, Proven] = field(default_factory=dict)
+    checker: Checker | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +128,8 @@ def certify(
     """
     begin = time.monotonic()
     with np.errstate(all="ignore"), jax.default_device(_cpu()):
-        checker = _checker(model, wanted)
+        checker = found.checker if found is not None else None
+        checker = checker or _checker(model, wanted)
         proof = _proof(checker, model, found, memory, progress, stop)
         proven = time.monotonic()
         data = packed(proof)
@@ -192,6 +200,8 @@ class _Part:
     halves: "tuple[_Part, _Part] | None" = None
     leaf: Leaf | None = None
     short: float = field(default=math.inf)  # how much the best bound is below zero
+    before: "_Part | None" = None  # what it is a half of, where the prover has halved it
+    doubts: dict[int, float] = field(default_factory=dict)  # of axes: cuts there were of no use
 
 
 class _Prover:
@@ -205,6 +215,7 @@ class _Prover:
             for group in self.groups
             for case, rows in zip(group.numbers, group.places, strict=True)
         }
+        self._own_places: dict[int, tuple[dict[int, int], int]] = {}  # see `_multipliers`
 
     def look_at_the_clock(self) -> None:
         """Ends the work if time is up."""
@@ -254,8 +265,8 @@ class _Prover:
                 open_[tree.case] = np.flatnonzero(~now.refuted)
                 short = max(short, now.short)
                 continue
-            # Not much longer than that: pruning makes certificates smaller, and is worth no more.
-            end = time.monotonic() + max(spent, 0.5)
+            # Pruning makes certificates smaller by a few per cent, and is worth no more.
+            end = time.monotonic() + _PRUNING * spent
             found[tree.case] = pruned(
                 self.checker, tree, lambda end=end: time.monotonic() > end or self._stop()
             )
@@ -306,13 +317,19 @@ class _Prover:
 
     def _multipliers(self, part: _Part, weights: Weights) -> tuple[float, ...]:
         """Weights of the group's scaled rows as multipliers of the case's own rows."""
-        case, group = self.wanted.cases[part.case], self.groups[part.group]
-        places = {row: k for k, row in enumerate((*case.outputs, *case.input_rows))}
-        multipliers = np.zeros(len(places))
+        group = self.groups[part.group]
+        if part.case not in self._own_places:
+            case = self.wanted.cases[part.case]
+            own = {row: k for k, row in enumerate((*case.outputs, *case.input_rows))}
+            # To hash a row takes long, and there are as many parts as leaves.
+            mine = {k: own[group.rows[k]] for k in self.places[part.case].tolist()}
+            self._own_places[part.case] = mine, len(own)
+        places, count = self._own_places[part.case]
+        multipliers = [0.0] * count
         for k, weight in weights.items():
             scale = float(group.scaled[k].scale) if len(weights) > 1 else 1.0
-            multipliers[places[group.rows[k]]] = weight * scale
-        return tuple(multipliers.tolist())
+            multipliers[places[k]] = weight * scale
+        return tuple(multipliers)
 
     def _by_default(self, parts: Sequence[_Part]) -> list[_Part]:
         """Lets the checker try what it can do by itself; those parts that it cannot refute."""
@@ -359,12 +376,25 @@ class _Prover:
         return 0 < free <= LARGEST_DIMENSION and part.depth < _DEEPEST
 
     def _halved(self, part: _Part) -> tuple[_Part, _Part]:
-        """Two halves along the axis that is the widest compared with the case's box."""
+        """Two halves along the axis that is the widest compared with the case's box.
+
+        Less so where the last cut was of no use: boxes of the search may be long in an axis because
+        it does not matter.
+        """
         inputs = self.groups[part.group].inputs
         whole = np.array(inputs.upper64 - inputs.lower64, float)
         free = divisible(inputs.lower64, inputs.upper64)
-        axis = int(np.argmax((part.high - part.low) / np.where(free, whole, np.inf)))
-        return _cut(part, axis, float(0.5 * part.low[axis] + 0.5 * part.high[axis]))
+        doubts = dict(part.before.doubts) if part.before is not None else {}
+        if part.before is not None and part.short > _USELESS * part.before.short:
+            doubts[part.before.axis] = doubts.get(part.before.axis, 1.0) * _DOUBT
+        part.doubts = doubts
+        share = (part.high - part.low) / np.where(free, whole, np.inf)
+        share[list(doubts)] *= list(doubts.values())
+        axis = int(np.argmax(share))
+        halves = _cut(part, axis, float(0.5 * part.low[axis] + 0.5 * part.high[axis]))
+        for half in halves:
+            half.before = part
+        return halves
 
     # -- slopes ------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from stagecert.verify.certificates import Arrays
 from stagecert_check.checker import Checker
 from stagecert_check.tree import ABOVE, BELOW, Path, Task
 
-_PASSES = 3  # through the tree, for splits that are not needed
+_AT_ONCE = 512  # tasks that are tried before one looks at the clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +91,9 @@ def pruned(checker: Checker, tree: Branches, late: Callable[[], bool] = lambda: 
         return tree
     pruner = _Pruner(checker, tree, late)
     with np.errstate(all="ignore"):
-        while not late() and pruner.round(lambda part, _: part.parts is None):
-            pass
-        for _ in range(_PASSES):
-            if not late():
-                pruner.round(_unused)
+        for wanted in (lambda part, _: part.parts is None, _unused):
+            while not late() and pruner.round(wanted):
+                pass
     return pruner.tree()
 
 
@@ -128,22 +126,24 @@ class _Pruner:
         return axis >= len(self.box[0])
 
     def round(self, wanted: Callable[[_Node, int | None], bool]) -> bool:
-        """Tries to let parts take the places of the nodes that were split; whether any did.
+        """Tries to let some parts take the places of the nodes that were split; whether any were.
 
         `wanted` says which parts to try; it gets the place of the split's force too, if it has one.
         """
         tries: list[tuple[_Node, _Node, int | None, list[Task]]] = []
-        spare = 2 * self.given.leaves  # tasks
+        spare = _AT_ONCE
         for node, way in self._walk():
+            if spare <= 0:
+                break
+            if node.parts is None or all(part.settled for part in node.parts):
+                continue
             place = sum(self._is_neuron(axis) for axis, *_ in way)
             place = place if self._is_neuron(node.axis) else None
-            for part in node.parts or ():
-                if part.settled or not wanted(part, place):
-                    continue
-                tasks = [self._task(to, leaf, place) for leaf, to in self._walk(part, way)
-                         if leaf.parts is None]  # fmt: skip
-                spare -= len(tasks)
-                if spare >= 0:
+            for part in node.parts:
+                if not part.settled and wanted(part, place):
+                    tasks = [self._task(to, leaf, place) for leaf, to in self._walk(part, way)
+                             if leaf.parts is None]  # fmt: skip
+                    spare -= len(tasks)
                     part.settled = True
                     tries.append((node, part, place, tasks))
         refuted = self._refuted([task for *_, tasks in tries for task in tasks])
@@ -157,7 +157,7 @@ class _Pruner:
                 changed |= {id(below) for below, _ in self._walk(node)}
                 node.axis, node.cut, node.parts = part.axis, part.cut, part.parts
                 node.row, node.forces, node.settled = part.row, part.forces, False
-        return bool(changed)
+        return bool(tries)
 
     def _walk(self, start: _Node | None = None, way: Way = ()) -> Iterator[tuple[_Node, Way]]:
         """All nodes from one on with the ways to them, parents first."""

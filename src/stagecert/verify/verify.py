@@ -156,6 +156,7 @@ class Verification:
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
         self.complete: Complete | None = None
+        self.checker: Checker | None = None  # what it has derived for the search, it need not again
         self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
         self.planes: dict[int, Proven] = {}  # by case: what refutes its row
         self.certified: Certified | None = None
@@ -245,7 +246,9 @@ class Verification:
         self.say("proving and checking")
         tree = self.splitter.tree if self.splitter else None
         branches = self.complete.branches() if self.complete else ()
-        found = Refutation(self.network, self.groups, self.rows, tree, branches, self.planes)
+        found = Refutation(
+            self.network, self.groups, self.rows, tree, branches, self.planes, self.checker
+        )
         try:
             self.certified = certify(
                 model, self.stated, found, memory=self.memory, progress=self.say, stop=self._late
@@ -588,10 +591,10 @@ class Verification:
         """Whether there can be a tree: the checker understands the model, and rows have limits."""
         assert self.opened is not None
         try:
-            checker = Checker(self.opened.program, self.stated)
+            self.checker = self.checker or Checker(self.opened.program, self.stated)
         except Refused:
             return False
-        self.complete = Complete(checker, self.groups, memory=self.memory, keep=self.check)
+        self.complete = Complete(self.checker, self.groups, memory=self.memory, keep=self.check)
         return True
 
     def _small(self) -> bool:
