@@ -180,14 +180,15 @@ class Facts:
         made, place = np.divmod(origins[number], _WIDE)
         if not few(function) and self._numbers(made) > _MOST_NUMBERS:
             return
-        for sign in (1, -1):
-            found = np.zeros(len(once))
-            for index in np.unique(made):
-                these = np.flatnonzero(made == index)
-                for some in (these[k : k + 2**16] for k in range(0, len(these), 2**16)):
-                    found[some] = self.unit_bounds(index, once_of[some], place[some], sign, {})
-            if len(once):
-                self.improve(argument, of, entry, sign, found[back])
+        groups = [np.flatnonzero(made == index) for index in np.unique(made)]
+        groups = [some[k : k + 2**16] for some in groups for k in range(0, len(some), 2**16)]
+        for sign in (1, -1) if groups else ():
+            found = [
+                self.unit_bounds(int(made[some[0]]), once_of[some], place[some], sign, {})
+                for some in groups
+            ]
+            order = np.argsort(np.concatenate(groups))
+            self.improve(argument, of, entry, sign, np.concatenate(found)[order][back])
 
     def _numbers(self, made: np.ndarray) -> int:
         """How many numbers the cotangents have in passes back to both ends of entries of values."""
