@@ -1,9 +1,12 @@
-"""How softmax is written, and who chooses the planes of products: `python -m benchmarks.transformers`.
+"""How softmax is written, and who chooses the planes of products.
 
-Bounds of the small transformer that comes with stagecert, on images of its test set: for each way to
-write softmax and each radius, how many images are proven and the mean of their smallest margins.
-Once with the checker's own lines, once with lines that are searched for while the planes of products
-stay, and once with both. All bounds are the checker's, in float64 with an allowance for rounding.
+    python -m benchmarks.transformers
+
+Bounds of the small transformer that comes with stagecert, on images of its test set: for each way
+to write softmax and each radius, how many images are proven and the mean of their smallest margins.
+Once with the checker's own lines, once with lines that are searched for while the planes of
+products stay, and once with both. All bounds are the checker's, in float64 with an allowance for
+rounding.
 """
 
 import argparse
@@ -92,10 +95,9 @@ def margins(model: OpenModel, text: str) -> dict[str, float]:
         except Refused:
             return dict.fromkeys(LINES, -np.inf)
         found = {"fixed": _least(complete, facts, group, None)}
-        with mock.patch.object(ascent, "_tilt", lambda *_: None):
-            found["planes fixed"] = _least(
-                complete, facts, group, _searched(complete, facts, group)
-            )
+        with mock.patch.object(ascent, "_tilt", return_value=None):
+            lanes = _searched(complete, facts, group)
+        found["planes fixed"] = _least(complete, facts, group, lanes)
         found["searched"] = _least(complete, facts, group, _searched(complete, facts, group))
     return found
 
@@ -174,10 +176,8 @@ def table(held: dict) -> str:
     for name in FORMS:
         for how in LINES:
             mine = [r for r in held["rows"] if r["softmax"] == name and r["lines"] == how]
-            cells = [
-                f"{r['proven']} ({'-' if r['mean_margin'] is None else format(r['mean_margin'], '.2f')})"
-                for r in mine
-            ]
+            means = ("-" if r["mean_margin"] is None else f"{r['mean_margin']:.2f}" for r in mine)
+            cells = [f"{r['proven']} ({mean})" for r, mean in zip(mine, means, strict=True)]
             lines.append(f"| `{name}` | {how} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

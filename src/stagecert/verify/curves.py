@@ -1,7 +1,7 @@
 """Convex functions that the search through splits evaluates without a proof.
 
-Attention has hundreds of thousands of exponentials. The checker encloses what it evaluates; a search
-whose results the checker evaluates anew needs no more than what NumPy computes.
+Attention has hundreds of thousands of exponentials. The checker encloses what it evaluates; a
+search whose results the checker evaluates anew needs no more than what NumPy computes.
 """
 
 from collections.abc import Callable
