@@ -63,8 +63,9 @@ def written(model: onnx.ModelProto, form: list[tuple[str, str, str]]) -> onnx.Mo
         for operator, inputs, output in form:
             read = [names.get(x, f"{node.output[0]}_{x}") for x in inputs.split()]
             name = names.get(output, f"{node.output[0]}_{output}")
-            axis = {"axis": -1} if operator.endswith("oftmax") else {}
-            nodes.append(helper.make_node(operator, read, [name], **axis))
+            nodes.append(helper.make_node(operator, read, [name]))
+            if operator.endswith("oftmax"):
+                nodes[-1].attribute.append(helper.make_attribute("axis", -1))
     del found.graph.node[:]
     found.graph.node.extend(nodes)
     return found
@@ -113,10 +114,10 @@ def _searched(complete: Complete, facts: Facts, group) -> Lanes:
     low, high, below, above = (
         np.repeat(x.astype(np.float32), count, axis=0) for x in (low, high, *slopes)
     )
-    box = tuple(np.repeat(x.astype(np.float32), count, axis=0) for x in facts.inputs)
+    first, last = (np.repeat(x.astype(np.float32), count, axis=0) for x in facts.inputs)
     nothing = np.zeros(low.shape, np.float32)
     lanes = Lanes(
-        box, low, high, nothing.astype(np.int8), group.matrix[:, None].astype(np.float32),
+        (first, last), low, high, nothing.astype(np.int8), group.matrix[:, None].astype(np.float32),
         group.limits[:, None].astype(np.float32), below, above, nothing,
         np.ones((count, 1), np.float32), np.zeros((count, len(form.layers)), np.float32),
         np.ones(count, np.float32),
@@ -130,10 +131,11 @@ def _least(complete: Complete, facts: Facts, group, lanes: Lanes | None) -> floa
     shape = complete.program.nodes[output].shape
     of, rows = np.zeros(len(group.matrix), int), group.matrix.reshape(-1, *shape)
     lines = {}
-    for index, layer in complete.form.layers.items() if lanes is not None else ():
-        pair = (lanes.below, lanes.above)
-        shaped = (x[:, layer.some].astype(float).reshape(-1, *layer.shape) for x in pair)
-        lines[index] = facts.line(index, of, *shaped)
+    if lanes is not None:
+        for index, layer in complete.form.layers.items():
+            pair = (x[:, layer.some].astype(float) for x in (lanes.below, lanes.above))
+            below, above = (x.reshape(-1, *layer.shape) for x in pair)
+            lines[index] = facts.line(index, of, below, above)
     found = lower_bounds(facts, of, lambda some: {output: rows[some]}, lines)
     return float(np.min(found - group.limits))
 
