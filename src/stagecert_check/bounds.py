@@ -27,6 +27,12 @@ from stagecert_check.planes import Planes
 _GENEROUS = 1 + 1e-6
 _MANY_ROWS = 64
 _ENTRIES_AT_ONCE = 2**16  # of a cotangent with many rows: more fall out of the caches
+_LEAST_ROWS = 8  # at once, all the same: each step of a pass has a cost of its own
+# Numbers in all cotangents of passes back for the ends of one activation's arguments: more of them
+# take minutes. It limits what attention has many of; see `few`.
+_MOST_NUMBERS = 2**28
+
+_WIDE = 2**32  # more than any value has entries
 
 # low_slope, low_offset, high_slope, high_offset, and perhaps planes above some neurons
 Lines = tuple[Any, ...]
@@ -174,33 +180,43 @@ class Facts:
         shape = self.low[argument].shape
         ends = self.arithmetic.outward(self.low[argument], self.high[argument])
         of, entry = np.nonzero(function.bent(*ends).reshape(shape[0], -1))
-        # Of several copies of a number, which products make, only one is bounded.
-        first = self._copied(argument)
-        once, back = np.unique(of * len(first) + first[entry], return_inverse=True)
-        once_of, once_entry = np.divmod(once, len(first))
-        for sign in (1, -1):
+        # Of several copies of a number, which products make, only one is bounded: where it is made,
+        # so that the pass back does not begin with all its copies.
+        origins, first = np.unique(self._origins(argument)[entry], return_inverse=True)
+        once, back = np.unique(of * len(origins) + first, return_inverse=True)
+        once_of, number = np.divmod(once, max(len(origins), 1))
+        made, place = np.divmod(origins[number], _WIDE)
+        if not few(function) and self._numbers(made) > _MOST_NUMBERS:
+            return
+        groups = [np.flatnonzero(made == index) for index in np.unique(made)]
+        groups = [some[k : k + 2**16] for some in groups for k in range(0, len(some), 2**16)]
+        for sign in (1, -1) if groups else ():
             found = [
-                self.unit_bounds(argument, once_of[some], once_entry[some], sign, {})
-                for some in (slice(k, k + 2**16) for k in range(0, len(once), 2**16))
+                self.unit_bounds(int(made[some[0]]), once_of[some], place[some], sign, {})
+                for some in groups
             ]
-            if found:
-                self.improve(argument, of, entry, sign, np.concatenate(found)[back])
+            order = np.argsort(np.concatenate(groups))
+            self.improve(argument, of, entry, sign, np.concatenate(found)[order][back])
 
-    def _copied(self, index: int) -> np.ndarray:
-        """For every entry of a value the place of the first one that is the same number."""
-        numbers = self._origins(index)
-        _, first, back = np.unique(numbers, return_index=True, return_inverse=True)
-        return first[back]
+    def _numbers(self, made: np.ndarray) -> int:
+        """How many numbers the cotangents have in passes back to both ends of entries of values."""
+        sizes = np.cumsum([np.prod(node.shape) for node in self.program.nodes])
+        return 2 * int(np.sum(sizes[made]))
 
     def _origins(self, index: int) -> np.ndarray:
-        """A number for every entry of a value, the same for entries that were moved from one."""
+        """A number for every entry of a value, the same for entries that were moved from one.
+
+        It is made of where the entry comes from: the value and the place there.
+        """
         node = self.program.nodes[index]
         if isinstance(node.operation, Reshape):
             return self._origins(node.arguments[0])
+        own = index * _WIDE + np.arange(int(np.prod(node.shape)))
         if isinstance(node.operation, Move):
+            read = node.operation.index.reshape(-1)
             parts = [self._origins(k) for k in node.arguments]
-            return np.concatenate([*parts, [-1]])[node.operation.index.reshape(-1)]
-        return index * 2**32 + np.arange(int(np.prod(node.shape)))
+            return np.where(read >= 0, np.concatenate(parts)[read], own)  # -1 is zero
+        return own
 
     def unit_bounds(
         self, index: int, of: np.ndarray, entry: np.ndarray, sign: int, lines: dict[int, Lines]
@@ -272,7 +288,7 @@ def lower_bounds(
             where none are given.
     """
     widest = max(int(np.prod(node.shape)) for node in facts.program.nodes)
-    at_once = max(_ENTRIES_AT_ONCE // widest, 1)
+    at_once = max(_ENTRIES_AT_ONCE // widest, _LEAST_ROWS)
     # Where there are many rows of a box, it is taken by itself: its arrays need no copies.
     ends = [*(np.flatnonzero(np.diff(of)) + 1), len(of)]
     ends = [len(of)] if len(of) < _MANY_ROWS * len(ends) else ends

@@ -63,6 +63,11 @@ class Move(Linear):
         self.read, self.starts = np.unique(flat[self.places], return_index=True)
         counts = np.diff(np.append(self.starts, len(self.places)))
         most = int(counts.max(initial=1))
+        self.copies = 0  # if every entry is read as often as the others: how often, else 0
+        if len(counts) and counts.min() == most:
+            # One copy of all entries after the other: adding them up is many times faster.
+            self.copies = most
+            self.places = self.places.reshape(-1, most).T.reshape(-1)
         self.back_terms = most if most > 1 else 0  # nothing is added up if nothing is read twice
 
     def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
@@ -74,8 +79,10 @@ class Move(Linear):
     def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         rows, sizes = len(g), [math.prod(shape) for shape in shapes]
         whole = np.zeros((rows, sum(sizes)), g.dtype)
-        if len(self.places):
-            sorted_g = g.reshape(rows, -1)[:, self.places]
+        sorted_g = g.reshape(rows, -1)[:, self.places]
+        if self.copies:
+            whole[:, self.read] = sorted_g.reshape(rows, self.copies, -1).sum(axis=1)
+        elif len(self.places):
             whole[:, self.read] = np.add.reduceat(sorted_g, self.starts, axis=1)
         parts = np.split(whole, np.cumsum(sizes)[:-1], axis=1)
         return [part.reshape(rows, *shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -216,11 +223,30 @@ class Conv(Linear):
         rows, (_, channels, *space) = g.shape[0] * g.shape[1], shapes[0]
         g = g.reshape(rows, self.groups, self.weights.shape[0] // self.groups, -1)
         padded = np.zeros((rows, channels, *self._padded(space)), g.dtype)
-        for weights, window in self._windows():
-            back = np.matmul(weights.swapaxes(1, 2), g)
-            padded[window] += back.reshape(rows, channels, *self.count)
+        if self._tiles():
+            self._lay(padded, g)
+        else:
+            for weights, window in self._windows():
+                back = np.matmul(weights.swapaxes(1, 2), g)
+                padded[window] += back.reshape(rows, channels, *self.count)
         inside = tuple(slice(b, b + n) for b, n in zip(self.before, space, strict=True))
         return [padded[(slice(None), slice(None), *inside)].reshape(-1, *shapes[0])]
+
+    def _tiles(self) -> bool:
+        """Whether windows lie side by side, as patches of an image do."""
+        apart = all(d == 1 for d in self.dilations)
+        return apart and tuple(self.strides) == self.weights.shape[2:]
+
+    def _lay(self, padded: np.ndarray, g: np.ndarray) -> None:
+        """Writes all windows of a transposed convolution, which do not overlap."""
+        kernel, count = self.weights.shape[2:], tuple(self.count)
+        weights = self.weights.reshape(self.groups, g.shape[2], -1)
+        back = np.matmul(weights.swapaxes(1, 2), g).reshape(*padded.shape[:2], *kernel, *count)
+        n = len(kernel)
+        order = [axis for k in range(n) for axis in (2 + n + k, 2 + k)]
+        whole = tuple(c * k for c, k in zip(count, kernel, strict=True))
+        tiles = back.transpose(0, 1, *order).reshape(*padded.shape[:2], *whole)
+        padded[(slice(None), slice(None), *map(slice, whole))] = tiles
 
 
 class ConvTranspose(Linear):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stagecert.verify.choosing import scores_of, values_at
+from stagecert.verify.curves import convex
 from stagecert.verify.nodes import (
     Aim,
     Form,
@@ -213,12 +214,15 @@ def _turn(layer: Layer, lanes: Lanes, g, x, size) -> None:
     if hasattr(layer.function, "knots"):
         ends = (x.reshape(-1, *layer.shape) for x in (low, high))
         bent = layer.function.bent(*ends).reshape(low.shape)
-    t = np.linspace(0, 1, SAMPLES)
-    xs = np.stack([low + (high - low) * share for share in t])
-    fs = values_at(layer, xs.reshape(-1, *low.shape[1:])).reshape(xs.shape)
-    for slopes, side in ((lanes.below, 1), (lanes.above, -1)):
+    if curve := convex(layer.function, low):
+        hulls = curve.slope(at), curve.chord(low, high)
+    else:
+        t = np.linspace(0, 1, SAMPLES)
+        xs = np.stack([low + (high - low) * share for share in t])
+        fs = values_at(layer, xs.reshape(-1, *low.shape[1:])).reshape(xs.shape)
+        hulls = (hull_slope(xs, fs, side, at) for side in (1, -1))
+    for slopes, side, wanted in zip((lanes.below, lanes.above), (1, -1), hulls, strict=True):
         used = bent & (g > 0 if side > 0 else g < 0)
-        wanted = hull_slope(xs, fs, side, at)
         old = slopes[:, some]
         slopes[:, some] = np.where(used, old + np.minimum(2 * size, 1) * (wanted - old), old)
 

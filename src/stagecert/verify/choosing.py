@@ -2,14 +2,17 @@
 
 import numpy as np
 
-from stagecert.verify.nodes import Form, Lanes, Layer, Lines, Pass, back, lines_of
+from stagecert.verify.curves import convex
+from stagecert.verify.nodes import Form, Lanes, Layer, Lines, Pass, back, lines_of, set_lines
 from stagecert_check.functions import Activation
 
 LAST_RESORT = 1e-4  # the score of neurons whose relaxation loses nothing now, in proportion
 
 
 def values_at(layer: Layer, x) -> np.ndarray:
-    """The activation at points (many, entries): the middle of what encloses it."""
+    """The activation at points (many, entries), or nearly: the middle of what encloses it."""
+    if curve := convex(layer.function, x):
+        return curve.value(x)
     x = x.reshape(len(x), *layer.shape)
     low, high = layer.function.image(x, x)
     return (0.5 * low + 0.5 * high).reshape(len(x), -1)
@@ -103,13 +106,19 @@ def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
     By one pass back each, with the slopes and forces that there are.
     """
     found = np.empty((*picks.shape, 2), np.float32)
-    cuts = split_points(form, lanes.low, lanes.high)
-    at = np.arange(len(lanes))
+    cuts, lines = split_points(form, lanes.low, lanes.high), lines_of(form, lanes)
+    at, layers = np.arange(len(lanes)), list(form.layers.values())
     for k in range(picks.shape[1]):
         pick = picks[:, k]
+        # Lines of other layers stay: what is split is an interval of these.
+        split = [layers[j] for j in np.unique(form.of_neuron[pick])]
         for side, ends in enumerate((lanes.high, lanes.low)):
             old = ends[at, pick]
             ends[at, pick] = cuts[at, pick]
-            found[:, k, side] = back(form, lanes, lines_of(form, lanes)).bound
+            for layer in split:
+                set_lines(layer, lanes, lines)
+            found[:, k, side] = back(form, lanes, lines).bound
             ends[at, pick] = old
+        for layer in split:
+            set_lines(layer, lanes, lines)
     return found

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from stagecert.networks.bounding.neurons import single
+from stagecert.verify.curves import convex
 from stagecert_check.functions import Activation, Maximum, Product
 from stagecert_check.graph import Program, Shift
 from stagecert_check.linear import Conv
@@ -171,35 +172,43 @@ def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:
 
 def lines_of(form: Form, lanes: Lanes) -> Lines:
     """The lines with the lanes' slopes on the lanes' intervals."""
-    below, above = lanes.below.copy(), lanes.above.copy()
-    under, over = np.zeros(below.shape, np.float32), np.zeros(below.shape, np.float32)
+    nothing = np.zeros(lanes.below.shape, np.float32)
+    lines = Lines(lanes.below.copy(), nothing, lanes.above.copy(), nothing.copy())
     for layer in form.layers.values():
-        some = layer.some
-        low, high = lanes.low[:, some], lanes.high[:, some]
-        if layer.relu:
-            bent = (low < 0) & (high > 0)
-            steep = low >= 0
-            below[:, some] = np.where(bent, below[:, some], steep)
-            chord = np.where(bent, high / np.where(bent, high - low, 1), steep)
-            above[:, some], over[:, some] = chord, np.where(bent, -chord * low, 0)
-        else:
-            if hasattr(layer.function, "knots"):
-                # Where it is linear the checker takes the function itself.
-                ends = [x.astype(float).reshape(-1, *layer.shape) for x in (low, high)]
-                bent = layer.function.bent(*ends).reshape(low.shape)
-                for flat, own in zip((below, above), layer.function.slopes(*ends), strict=True):
-                    flat[:, some] = np.where(bent, flat[:, some], own.reshape(low.shape))
-            offsets(layer, low, high, (below, under, above, over))
-    return Lines(below, under, above, over)
+        set_lines(layer, lanes, lines)
+    return lines
+
+
+def set_lines(layer: Layer, lanes: Lanes, lines: Lines) -> None:
+    """Writes the lines of one layer."""
+    some = layer.some
+    low, high = lanes.low[:, some], lanes.high[:, some]
+    below, above = lanes.below[:, some], lanes.above[:, some]
+    if layer.relu:
+        bent = (low < 0) & (high > 0)
+        steep = low >= 0
+        chord = np.where(bent, high / np.where(bent, high - low, 1), steep)
+        lines.below[:, some] = np.where(bent, below, steep)
+        lines.above[:, some], lines.over[:, some] = chord, np.where(bent, -chord * low, 0)
+        return
+    if hasattr(layer.function, "knots"):
+        # Where it is linear the checker takes the function itself.
+        ends = [x.astype(float).reshape(-1, *layer.shape) for x in (low, high)]
+        bent = layer.function.bent(*ends).reshape(low.shape)
+        own = (x.reshape(low.shape) for x in layer.function.slopes(*ends))
+        below, above = (np.where(bent, x, y) for x, y in zip((below, above), own, strict=True))
+    lines.below[:, some], lines.above[:, some] = below, above
+    offsets(layer, low, high, (lines.below, lines.under, lines.above, lines.over))
 
 
 def offsets(layer: Layer, low, high, lines) -> None:
     """The offsets that the slopes of one layer need."""
     count, some = len(low), layer.some
     ends = [x.astype(float).reshape(count, *layer.shape) for x in (low, high)]
+    curve = convex(layer.function, ends[0])
     for slopes, offsets, side in ((lines[0], lines[1], 1), (lines[2], lines[3], -1)):
         given = slopes[:, some].astype(float).reshape(count, *layer.shape)
-        found = layer.function.offset(ends[0], ends[1], given, side)
+        found = (curve or layer.function).offset(ends[0], ends[1], given, side)
         if layer.joint:
             part = np.zeros((count, *layer.shape), np.float32)
             part[..., 0] = found

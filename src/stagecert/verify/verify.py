@@ -51,7 +51,7 @@ TREE_STEPS_AN_ATTACK = 20
 # many steps of the tree come before more attacks, which compile.
 SMALL, FIRST_TREE_STEPS = 10_000, 30
 # Where variables are multiplied, passes take minutes to compile: seconds without, up to this size.
-SMALL_WITH_PRODUCTS = 60_000
+SMALL_WITH_PRODUCTS = 250_000
 # Seconds between two writings of a search that may be interrupted.
 SAVE_EVERY = 30.0
 # How often leaves that the checker does not confirm are opened again.
@@ -366,7 +366,11 @@ class Verification:
             if self._multiplies():
                 # Attacks compile for long as well: what needs none comes first.
                 steps = [self._bound_roughly, *([first.pop(0)] if self._small() else []), *steps]
-            steps += [*first, lambda: self._attack(attack.SHORT), self._search_tree]
+            if self._multiplies() and self._small():
+                # Intervals would take longer to tighten than there is time: the tree is grown once.
+                steps += [*first[:-1], lambda: self._attack(attack.SHORT), self._search_tree]
+            else:
+                steps += [*first, lambda: self._attack(attack.SHORT), self._search_tree]
         else:
             if self.relaxation == "envelope":
                 self.say("no envelopes: the checker does not know all of this network")
@@ -692,7 +696,8 @@ class Verification:
             if self._goes_on(open_):
                 self._grow_tree()
                 return
-            if steps is None and not self.complete.tighten(open_, self._late):
+            tighten = steps is None and not self._multiplies()
+            if tighten and not self.complete.tighten(open_, self._late):
                 return
             planted = self.complete.plant(open_, self._late)
         except Refused:
