@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert.batch import BatchSolution, Certified
+from stagecert.batch import BatchSolution, Certified, lane_of
 from stagecert.codes import MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.evidence import Assumptions
 from stagecert.lanes import (
@@ -25,6 +25,7 @@ from stagecert.lanes import (
     step_lanes,
 )
 from stagecert.problem import Problem, as_arrays
+from stagecert.programme import Programme
 from stagecert.reformulation import Point
 from stagecert.solvers import AbstractSolver
 from stagecert.validate import validate_options, validate_target
@@ -140,8 +141,10 @@ class Search:
 
     def resume(self, indices: np.ndarray, stopping: Stopping) -> None:
         """Runs the last solver again on lanes that stopped too early."""
-        self.kept.code[indices] = RUNNING
-        self._phase(indices, stopping, len(self.solvers) - 1, None)
+        steps = [k for k, solver in enumerate(self.solvers) if not isinstance(solver, Programme)]
+        if steps:  # programmes are solved as well as they can be
+            self.kept.code[indices] = RUNNING
+            self._phase(indices, stopping, steps[-1], None)
 
     def _phases(self, indices, stopping, lanes):
         for number in range(len(self.solvers)):
@@ -150,7 +153,10 @@ class Search:
                 indices, lanes = indices[waiting], None
             if not waiting.any():
                 return
-            self._phase(indices, stopping, number, lanes)
+            if isinstance(self.solvers[number], Programme):
+                self._by_programme(indices, stopping, self.solvers[number])
+            else:
+                self._phase(indices, stopping, number, lanes)
 
     def _phase(self, indices, stopping, number, lanes):
         """One solver on some lanes, in ever smaller batches."""
@@ -184,6 +190,28 @@ class Search:
                 self.chunk = min(2 * self.chunk, CHUNK)
             self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
             self.progress(self, place, np.asarray(lanes.code))
+        self._keep(place, lanes)
+
+    def _by_programme(self, indices, stopping, solver: Programme):
+        """Lanes that are quadratic programmes, solved one by one on the host."""
+        self.kept.code[indices] = STUCK  # as those that are none
+        like = jax.tree.map(np.asarray, self.kept.proposal)
+        found = {}
+        for index in indices:
+            if not self.clock.over():
+                lane = lane_of(self.problem, self.axes, int(index))
+                row = jax.tree.map(lambda x, i=index: x[i], like)
+                found[index] = solver.propose(lane, row, self.clock.over)
+        chosen = np.array([i for i in found if found[i] is not None], int)
+        if not len(chosen):
+            return
+        self.kept.code[chosen] = RUNNING
+        lanes, place, problems, limits = self._gathered(chosen, stopping)
+        state = jax.tree.map(lambda *rows: jnp.asarray(np.stack(rows)), *(found[i] for i in place))
+        lanes = eqx.tree_at(lambda l: l.state, lanes, state, is_leaf=lambda x: x is None)
+        lanes, history = step_lanes(self.axes, problems, solver, limits, lanes)
+        self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
+        self.progress(self, place, np.asarray(lanes.code))
         self._keep(place, lanes)
 
     def _gathered(self, indices, stopping):

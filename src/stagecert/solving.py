@@ -27,6 +27,7 @@ from stagecert.guiding import Before, prepared
 from stagecert.inside import seen_from_inside
 from stagecert.lanes import Lane, certify_lanes
 from stagecert.problem import Problem, as_arrays
+from stagecert.programme import Programme
 from stagecert.reformulation import Point, full_point
 from stagecert.searching import Clock, Goal, Search, common_dtype, shown
 from stagecert.solution import Solution, Status
@@ -44,17 +45,23 @@ from stagecert.solvers import (
 from stagecert.validate import validate, validate_options, validate_start, validate_target
 
 
+HAVE_MULTIPLIERS = (Mirror, Polish, Programme)  # for side constraints
+
+
 def named_solver(
-    solver, steep: bool = False, constrained: bool = False
+    solver, steep: bool = False, constrained: bool = False, batch: bool = False
 ) -> tuple[AbstractSolver, ...]:
     """The solvers to run one after the other: a name, an object, or a sequence of these.
 
     `steep` says that slopes may be infinite at the border of the inputs' set, where corners lie;
-    `constrained`, that there are side constraints.
+    `constrained`, that there are side constraints; `batch`, that there are many problems.
     """
     greedy = () if constrained else (Greedy(patience=0, progress=0.5),)
+    # One programme is best solved at once. Many are polished side by side, and those that stall
+    # are solved one by one.
+    last = (Polish(), Programme()) if batch else (Programme(), Polish())
     names = {
-        "auto": ((Mirror(),) if steep else greedy) + (Polish(),),
+        "auto": (Mirror(), Polish()) if steep else greedy + last,
         "damped": (Damped(),),
         "greedy": (Greedy(),),
         "accelerated": (Accelerated(),),
@@ -62,6 +69,7 @@ def named_solver(
         "safe": (Safe(),),
         "mirror": (Mirror(),),
         "polish": (Polish(),),
+        "programme": (Programme(),),
         "slope_ascent": (Greedy(patience=0, progress=0.5), SlopeAscent()),
     }
     if isinstance(solver, str):
@@ -71,7 +79,7 @@ def named_solver(
     if isinstance(solver, AbstractSolver):
         return (solver,)
     if isinstance(solver, Sequence) and solver:
-        return tuple(s for entry in solver for s in named_solver(entry, steep, constrained))
+        return tuple(s for e in solver for s in named_solver(e, steep, constrained, batch))
     raise ProblemError(
         f"solver must be a name, an AbstractSolver or a sequence of these, not {solver!r}."
     )
@@ -197,7 +205,7 @@ def _solve(
     clock = Clock(time_limit)
     if problem.constraints:
         _refuse_without_multipliers(solver)
-    solvers = named_solver(solver, examined.steep, bool(problem.constraints))
+    solvers = named_solver(solver, examined.steep, bool(problem.constraints), size > 1)
     if examined.steep or any(isinstance(s, Mirror) for s in solvers):
         problem = seen_from_inside(problem)
         axes = None if axes is None else seen_from_inside(axes)
@@ -206,9 +214,9 @@ def _solve(
     with shown(progress, size) as show:
         job = _Job(problem, axes, points, goal, clock, show, rigorous, examined.assumptions)
         found = job.constrained(solvers, False) if problem.constraints else job.plain(solvers)
-        with_multipliers = tuple(s for s in solvers if isinstance(s, (Mirror, Polish)))
+        with_multipliers = tuple(s for s in solvers if isinstance(s, HAVE_MULTIPLIERS))
         crossed = Status.BOUNDS_CROSSED in found.status and not clock.over()
-        if crossed and isinstance(solvers[-1], (Mirror, Polish)):
+        if crossed and isinstance(solvers[-1], HAVE_MULTIPLIERS):
             # Feasible points cannot be built stage by stage: let order be a side constraint.
             found = job.constrained(with_multipliers, True)
     return found
@@ -216,10 +224,10 @@ def _solve(
 
 def _refuse_without_multipliers(solver) -> None:
     for each in named_solver(solver, constrained=True):
-        if not isinstance(each, (Mirror, Polish)):
+        if not isinstance(each, HAVE_MULTIPLIERS):
             raise ProblemError(
                 f"The solver '{each.name}' has no multipliers for side constraints; use 'auto', "
-                "'polish' or 'mirror'."
+                "'polish', 'programme' or 'mirror'."
             )
 
 
