@@ -32,6 +32,7 @@ from stagecert.curvature.walking import NUMPY
 from stagecert.problem import Problem, as_arrays
 from stagecert.quadratic import Iterate, Quadratic, minimise
 from stagecert.reformulation import Point
+from stagecert.repairing import fractions_of
 from stagecert.sets import AbstractSet, Box, Product, Simplex
 from stagecert.sides import Sides, with_multipliers
 from stagecert.solvers.base import AbstractSolver, guide_of, repaired_report
@@ -42,6 +43,15 @@ KEPT = 64  # shapes of problems whose functions are remembered
 
 class NoProgrammeError(Exception):
     """The problem is no quadratic programme, or too large a one."""
+
+
+class Found(eqx.Module):
+    """A programme's solution: inputs and blocks, slopes of pieces, multipliers of constraints."""
+
+    inputs: Any
+    blocks: tuple
+    slopes: Any
+    sides: Sides
 
 
 class Programme(AbstractSolver):
@@ -59,28 +69,32 @@ class Programme(AbstractSolver):
         rule = with_multipliers(guide_of(problem).centre)
         exact = evaluate(problem, point, with_gradient=False, rule=rule)
         found = repaired_report(problem, exact, passes_of_evaluate(with_gradient=False))
-        return exact.proposal(), found
+        done = exact.done
+        return Found(point.inputs, done.blocks, done.records, done.held), found
 
-    def step(self, problem, state: Proposal):
+    def step(self, problem, state: Found):
+        # The solution's own lower and upper bounds may be looser than the true ones.
+        inputs = problem.inputs.project(state.inputs)
+        point = Point(inputs, fractions_of(problem, inputs, state.blocks))
         exact = evaluate(
             problem,
-            state.point,
+            point,
             pieces.given_slopes,
             state.slopes,
             with_gradient=False,
             rule=with_multipliers(state.sides),
         )
-        passes = passes_of_evaluate(with_gradient=False)
+        passes = 1 + passes_of_evaluate(with_gradient=False)
         return state, repaired_report(problem, exact, passes, stuck=True)
 
     def propose(self, problem: Problem, like: Proposal, over: Callable[[], bool]):
-        """A proposal arranged as `like`, or None; on the host, for one problem."""
+        """The solution, arranged as `like`, or None; on the host, for one problem."""
         try:
             with jax.enable_x64(True), np.errstate(all="ignore"):
                 plain = as_arrays(replace(problem, guide=None), jnp.float64)
                 written = _written(plain)
                 found = minimise(written.quadratic(), over)
-                return None if found is None else _proposal(written, found, like)
+                return None if found is None else _found(written, found, like)
         except NoProgrammeError:
             return None
 
@@ -175,7 +189,7 @@ class _Written:
     objective: Affine | None = None
     inputs: list[Affine] = field(default_factory=list)
     blocks: list[Affine] = field(default_factory=list)
-    # For each stage: lower, upper, and where the rows of both begin in `below`.
+    # For each stage: which entries have two bounds, and the rows of both in `below`.
     stages: list[tuple] = field(default_factory=list)
     # For each nonsmooth piece: the rows of its arguments, or its weights if these are constant.
     of_stages: list = field(default_factory=list)
@@ -284,7 +298,7 @@ def _written(problem: Problem) -> _Written:
     w.pieces = w.of_stages
     for closed, block in zip(functions[:count], w.blocks, strict=True):
         lower, upper = (_affine(x, block.shape) for x in read(closed))
-        w.stages.append((lower, upper, *_write_stage(w, block, lower, upper)))
+        w.stages.append(_write_stage(w, block, lower, upper))
     w.pieces = w.of_constraints
     for closed in functions[count:-1]:
         (value,) = read(closed)
@@ -586,8 +600,8 @@ _NEVER = frozenset({"exp", "log", "log1p", "exp2", "expm1", "tanh", "logistic", 
 # -- the way back ----------------------------------------------------------------------------------
 
 
-def _proposal(w: _Written, found: Iterate, like: Proposal) -> Proposal:
-    """What the solution says about inputs, fractions, slopes and multipliers of constraints."""
+def _found(w: _Written, found: Iterate, like: Proposal) -> Found:
+    """What the solution says about inputs, blocks, slopes and multipliers of constraints."""
     ends = np.cumsum([0, *(rows.constant.size for rows in w.below)])
 
     def multipliers(row: int) -> np.ndarray:
@@ -597,11 +611,8 @@ def _proposal(w: _Written, found: Iterate, like: Proposal) -> Proposal:
         return (_wide(x.matrix, w.count) @ found.x + x.constant).reshape(x.shape)
 
     inputs = jax.tree.unflatten(jax.tree.structure(like.point.inputs), [*map(value, w.inputs)])
-    fractions, order = [], []
-    for block, (lower, upper, apart, low, high) in zip(w.blocks, w.stages, strict=True):
-        low_end, width = value(lower), value(upper) - value(lower)
-        share = (value(block) - low_end) / np.where(width > 0, width, 1)
-        fractions.append(np.clip(np.where(width > 0, share, 0.5), 0, 1))
+    order = []
+    for block, (apart, low, high) in zip(w.blocks, w.stages, strict=True):
         both = np.zeros(apart.size)
         both[apart] = np.minimum(multipliers(low), multipliers(high))
         order.append(both.reshape(block.shape))
@@ -633,5 +644,7 @@ def _proposal(w: _Written, found: Iterate, like: Proposal) -> Proposal:
         ),
         tuple(order) if like.sides.order else (),
     )
-    made = Proposal(Point(inputs, tuple(fractions)), slopes, np.ones(()), sides)
-    return jax.tree.map(lambda new, old: np.asarray(new, np.asarray(old).dtype), made, like)
+    made = Found(inputs, tuple(map(value, w.blocks)), slopes, sides)
+    point = like.point
+    arranged = Found(point.inputs, point.fractions, like.slopes, like.sides)
+    return jax.tree.map(lambda new, old: np.asarray(new, np.asarray(old).dtype), made, arranged)
