@@ -22,6 +22,7 @@ from stagecert.certificate import Certificate, Proposal, propose, shape_of_certi
 from stagecert.formula import Anchor, lower_bound
 from stagecert.lanes import Lane, mapped
 from stagecert.problem import Objective, Problem, as_arrays
+from stagecert.programme import with_programme
 from stagecert.reformulation import Point, constraint_values, forward_pass
 from stagecert.searching import Goal, Search
 from stagecert.sides import Guide, Sides
@@ -190,7 +191,8 @@ def prepared(problem: Problem, axes, points: Point, before: Before) -> Prepared:
     if axes is not None:
         marks = _of_largest(axes, jax.tree.map(lambda _: 0, units), (None, None))
     arrays = as_arrays(largest, dtype)
-    loop = Search(arrays, marks, (Polish(),), before.clock, lambda *_: None)
+    solvers = with_programme(Polish(), size > 1)
+    loop = Search(arrays, marks, solvers, before.clock, lambda *_: None)
     goal = Goal(ACCURACY, 0.0, -ENOUGH, 0.0, np.where(shallow, before.iterations, 0))
     best = loop.towards(goal, points, lambda kept: before.certified(largest, marks, kept))
     kept = loop.kept

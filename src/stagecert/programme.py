@@ -99,6 +99,15 @@ class Programme(AbstractSolver):
             return None
 
 
+def with_programme(solver: AbstractSolver, batch: bool) -> tuple[AbstractSolver, ...]:
+    """A solver and `Programme`, in the order that suits.
+
+    One programme is best solved at once. Many are searched side by side, and those that stall are
+    solved one by one.
+    """
+    return (solver, Programme()) if batch else (Programme(), solver)
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 

@@ -133,7 +133,8 @@ class Search:
 
     def run(self, points: Point, stopping: Stopping) -> None:
         """From starting points until every lane has stopped."""
-        lanes = start_lanes(self.axes, self.problem, self.solvers[0], stopping, points)
+        first = self.solvers[next(iter(self._stepping()), 0)]
+        lanes = start_lanes(self.axes, self.problem, first, stopping, points)
         self.size = lanes.code.shape[0]
         everyone = np.arange(self.size)
         self.kept = self._from_device(lanes)
@@ -141,22 +142,28 @@ class Search:
 
     def resume(self, indices: np.ndarray, stopping: Stopping) -> None:
         """Runs the last solver again on lanes that stopped too early."""
-        steps = [k for k, solver in enumerate(self.solvers) if not isinstance(solver, Programme)]
-        if steps:  # programmes are solved as well as they can be
+        stepping = self._stepping()
+        if stepping:  # programmes are solved as well as they can be
             self.kept.code[indices] = RUNNING
-            self._phase(indices, stopping, steps[-1], None)
+            self._phase(indices, stopping, stepping[-1], None)
+
+    def _stepping(self) -> list[int]:
+        """Which solvers make steps; the others solve programmes on the host."""
+        return [k for k, solver in enumerate(self.solvers) if not isinstance(solver, Programme)]
 
     def _phases(self, indices, stopping, lanes):
-        for number in range(len(self.solvers)):
+        for number, solver in enumerate(self.solvers):
             waiting = np.isin(self.kept.code[indices], (RUNNING, STUCK))
-            if number > 0:
-                indices, lanes = indices[waiting], None
             if not waiting.any():
                 return
-            if isinstance(self.solvers[number], Programme):
-                self._by_programme(indices, stopping, self.solvers[number])
-            else:
-                self._phase(indices, stopping, number, lanes)
+            if isinstance(solver, Programme):
+                # Where nothing is found, the next solver starts as if it were the first.
+                found = self._by_programme(indices[waiting], stopping, solver)
+                lanes = None if found else lanes
+                continue
+            indices = indices if lanes is not None else indices[waiting]
+            self._phase(indices, stopping, number, lanes)
+            lanes = None
 
     def _phase(self, indices, stopping, number, lanes):
         """One solver on some lanes, in ever smaller batches."""
@@ -192,8 +199,8 @@ class Search:
             self.progress(self, place, np.asarray(lanes.code))
         self._keep(place, lanes)
 
-    def _by_programme(self, indices, stopping, solver: Programme):
-        """Lanes that are quadratic programmes, solved one by one on the host."""
+    def _by_programme(self, indices, stopping, solver: Programme) -> bool:
+        """Lanes that are quadratic programmes, solved one by one on the host; whether any is."""
         self.kept.code[indices] = STUCK  # as those that are none
         like = jax.tree.map(np.asarray, self.kept.proposal)
         found = {}
@@ -204,7 +211,7 @@ class Search:
                 found[index] = solver.propose(lane, row, self.clock.over)
         chosen = np.array([i for i in found if found[i] is not None], int)
         if not len(chosen):
-            return
+            return False
         self.kept.code[chosen] = RUNNING
         lanes, place, problems, limits = self._gathered(chosen, stopping)
         state = jax.tree.map(lambda *rows: jnp.asarray(np.stack(rows)), *(found[i] for i in place))
@@ -213,6 +220,7 @@ class Search:
         self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
         self.progress(self, place, np.asarray(lanes.code))
         self._keep(place, lanes)
+        return True
 
     def _gathered(self, indices, stopping):
         """Lanes from the host, padded so that few sizes are ever compiled."""

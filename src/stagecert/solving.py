@@ -27,7 +27,7 @@ from stagecert.guiding import Before, prepared
 from stagecert.inside import seen_from_inside
 from stagecert.lanes import Lane, certify_lanes
 from stagecert.problem import Problem, as_arrays
-from stagecert.programme import Programme
+from stagecert.programme import Programme, with_programme
 from stagecert.reformulation import Point, full_point
 from stagecert.searching import Clock, Goal, Search, common_dtype, shown
 from stagecert.solution import Solution, Status
@@ -57,11 +57,8 @@ def named_solver(
     `constrained`, that there are side constraints; `batch`, that there are many problems.
     """
     greedy = () if constrained else (Greedy(patience=0, progress=0.5),)
-    # One programme is best solved at once. Many are polished side by side, and those that stall
-    # are solved one by one.
-    last = (Polish(), Programme()) if batch else (Programme(), Polish())
     names = {
-        "auto": (Mirror(), Polish()) if steep else greedy + last,
+        "auto": (Mirror(), Polish()) if steep else greedy + with_programme(Polish(), batch),
         "damped": (Damped(),),
         "greedy": (Greedy(),),
         "accelerated": (Accelerated(),),
