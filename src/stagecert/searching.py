@@ -25,7 +25,7 @@ from stagecert.lanes import (
     step_lanes,
 )
 from stagecert.problem import Problem, as_arrays
-from stagecert.programme import Programme
+from stagecert.programme.solver import Programme
 from stagecert.reformulation import Point
 from stagecert.solvers import AbstractSolver
 from stagecert.validate import validate_options, validate_target

@@ -27,7 +27,7 @@ from stagecert.guiding import Before, prepared
 from stagecert.inside import seen_from_inside
 from stagecert.lanes import Lane, certify_lanes
 from stagecert.problem import Problem, as_arrays
-from stagecert.programme import Programme, with_programme
+from stagecert.programme.solver import Programme, with_programme
 from stagecert.reformulation import Point, full_point
 from stagecert.searching import Clock, Goal, Search, common_dtype, shown
 from stagecert.solution import Solution, Status
@@ -43,7 +43,6 @@ from stagecert.solvers import (
     SlopeAscent,
 )
 from stagecert.validate import validate, validate_options, validate_start, validate_target
-
 
 HAVE_MULTIPLIERS = (Mirror, Polish, Programme)  # for side constraints
 
@@ -256,6 +255,15 @@ class _Job:
             lambda problem, axes, proof: self._derived(problem, axes, proof),
         )
         known = prepared(self.problem, self.axes, self.points, before)
+        if known.infeasible.all():  # nothing to search for, nor to compile
+            kept, best, proof = known.kept, known.best, known.proof
+            assert kept is not None
+            assert best is not None
+            assert proof is not None
+            kept.code[:] = INFEASIBLE
+            best = replace(best, certificate=replace(proof, feasibility=False))
+            certified = best.infeasible_where(known.infeasible, proof)
+            return self._solution(kept, certified, known.records)
         left = np.maximum(self.goal.iterations - known.iterations, 0)
         goal = replace(self.goal, iterations=np.where(known.infeasible, 0, left))
         search, certified = self._searched(known.problem, known.axes, solvers, goal)

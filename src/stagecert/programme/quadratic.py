@@ -1,9 +1,9 @@
 """Sparse quadratic programmes by an interior-point method: for proposals, not for proofs.
 
-Minimise 1/2 x'Qx + c'x subject to Ax = b, Gx <= h. The steps are Mehrotra's predictor and corrector;
-SciPy factorises one sparse matrix for each. Nothing here has to be right: what is found becomes a
-point and multipliers, which `lower_bound` judges like any others. So there is no infeasibility to
-detect and no status: the best iterate is handed back.
+Minimise 1/2 x'Qx + c'x subject to Ax = b, Gx <= h. The steps are Mehrotra's predictor and
+corrector; SciPy factorises one sparse matrix for each. Nothing here has to be right: what is found
+becomes a point and multipliers, which `lower_bound` judges like any others. So there is no
+infeasibility to detect and no status: the best iterate is handed back.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class Iterate:
 
 def minimise(given: Quadratic, over: Callable[[], bool]) -> Iterate | None:
     """The best iterate; None where factorising would take too long. `over` says when time is up."""
-    programme, columns, rows, weights = _balanced(given)
+    programme, columns, rows, cost = _balanced(given)
     method = _Method(programme)
     if method.work() > MOST_WORK:
         return None
@@ -69,17 +69,14 @@ def minimise(given: Quadratic, over: Callable[[], bool]) -> Iterate | None:
     if best is None:
         return None
     # In the units of the programme as it was given.
-    p = len(given.b)
-    unit, cost = (rows[:p], rows[p:]), weights
-    return Iterate(
-        columns * best.x, unit[0] * best.y / cost, best.s / unit[1], unit[1] * best.z / cost
-    )
+    equal, below = np.split(rows, [len(given.b)])
+    return Iterate(columns * best.x, equal * best.y / cost, best.s / below, below * best.z / cost)
 
 
-def _balanced(given: Quadratic):
+def _balanced(given: Quadratic) -> tuple[Quadratic, Any, Any, float]:
     """Rows and columns whose largest entries are about one: (programme, columns, rows, cost)."""
     n, p = len(given.c), len(given.b)
-    everything = sparse.csr_array(sparse.vstack([given.A, given.G]))
+    everything: Any = sparse.csr_array(sparse.vstack([given.A, given.G]))
     columns, rows = np.ones(n), np.ones(everything.shape[0])
     for _ in range(4):
         row, column = (_largest(everything, axis) for axis in (1, 0))
@@ -97,7 +94,7 @@ def _balanced(given: Quadratic):
     )  # fmt: skip
 
 
-def _largest(matrix, axis: int) -> np.ndarray:
+def _largest(matrix: Any, axis: int) -> np.ndarray:
     if 0 in matrix.shape:
         return np.zeros(matrix.shape[1 - axis])
     return abs(matrix).max(axis=axis).toarray().ravel()
@@ -125,10 +122,10 @@ class _Method:
 
     def work(self) -> float:
         """Operations of a factorisation, roughly: those of a band, and of the columns beside it."""
-        matrix = self._matrix(np.ones(len(self.p.h)))
+        matrix: Any = self._matrix(np.ones(len(self.p.h)))
         size = matrix.shape[0]
         full = np.diff(matrix.indptr) > 16 + 2 * np.sqrt(size)
-        inner = sparse.csr_array(matrix)[~full][:, ~full]
+        inner = matrix.tocsr()[~full][:, ~full]
         order = reverse_cuthill_mckee(inner, symmetric_mode=True)
         place = np.empty(len(order), int)
         place[order] = np.arange(len(order))
