@@ -8,9 +8,7 @@ import numpy as np
 import scipy.sparse as sparse
 
 from stagecert import jaxprs, pieces
-from stagecert.curvature.lattice import constant
-from stagecert.curvature.moving import PLACES, STRUCTURAL, mover
-from stagecert.curvature.walking import NUMPY
+from stagecert.curvature import NUMPY, PLACES, STRUCTURAL, constant, mover
 from stagecert.programme.rows import Written
 from stagecert.programme.values import (
     MOST_ENTRIES,
