@@ -105,11 +105,13 @@ def solve(
     Args:
         problem: what to solve.
         atol, rtol: absolute and relative tolerance on the gap.
-        solver: "auto", "greedy", "polish", "mirror", "accelerated", "simple", "safe", "damped",
-            "slope_ascent", a solver object, or a sequence of these to run one after the other.
-            "auto" is greedy steps, then polishing; with side constraints polishing alone, and
-            where slopes are infinite at the border of the inputs' set (entropy), mirror steps
-            first. Side constraints need multipliers, which "auto", "polish" and "mirror" have.
+        solver: "auto", "greedy", "polish", "programme", "mirror", "accelerated", "simple", "safe",
+            "damped", "slope_ascent", a solver object, or a sequence of these to run one after the
+            other. "auto" is greedy steps, then an interior-point method where the problem is a
+            linear or quadratic programme, then polishing; no greedy steps with side constraints;
+            and where slopes are infinite at the border of the inputs' set (entropy), mirror steps
+            first. Side constraints need multipliers, which "auto", "polish", "programme" and
+            "mirror" have.
         start: where to start; by default the centre of the set, fractions 0.5.
         target: stop as soon as `bound > target` (proven) or `value <= target` (cannot be proven).
         max_iterations: limit on the steps of all solvers together.
