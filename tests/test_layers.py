@@ -36,7 +36,8 @@ LAYERS = [
     # In order: a module imports only modules that come before it.
     ("core",       "jaxprs evidence sets inside pieces sides problem enclosure reformulation "
                    "repairing formula certificate degeneracy solvers solution validate check "
-                   "curvature batch assumptions lanes searching guiding solving plotting",
+                   "curvature batch assumptions programme lanes searching guiding "
+                   "solving plotting",
                    "basics",
                    "equinox flint jax jaxtyping matplotlib numpy rich scipy"),
     ("activations", "networks.activations",

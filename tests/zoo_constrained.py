@@ -151,7 +151,8 @@ def _truth_transport():
     p = _transport_data()
     x = cp.Variable((4, 5), nonneg=True)
     rows = [cp.sum(x, axis=1) <= p["supply"], cp.sum(x, axis=0) >= p["demand"], x <= 5]
-    return _optimum(cp.sum(cp.multiply(p["cost"], x)), rows, linear=True)
+    cost = cp.sum(cp.multiply(p["cost"], x))
+    return _optimum(cost, rows, linear=True, primal=x, sides=[[rows[0]], [rows[1]]])
 
 
 _add("lp_transport", _make_transport, _truth_transport, smooth=False)
@@ -254,7 +255,8 @@ def _make_hinge():
 def _truth_hinge():
     p, s = _hinge_data(), cp.Variable(4)
     cost = cp.sum(cp.pos(1 - p @ s)) + 0.1 * cp.sum_squares(s)
-    return _optimum(cost, [cp.norm1(s) <= 1, cp.abs(s) <= 4])
+    length = cp.norm1(s) <= 1
+    return _optimum(cost, [length, cp.abs(s) <= 4], primal=s, sides=[[length]])
 
 
 _add("hinge_in_a_diamond", _make_hinge, _truth_hinge, smooth=False)
@@ -311,10 +313,12 @@ def _make_cart(start, speed, rate):
 def _truth_cart(start, speed, rate):
     u, x = cp.Variable((STEPS, 1)), cp.Variable((STEPS, 2))
     rows = [x == _previous(np.asarray(start)[None], x) @ A.T + u @ B.T, cp.abs(u) <= 2]
-    rows.append(cp.abs(x[:, 1]) <= speed)
+    sides = [[x[:, 1] <= speed, -x[:, 1] <= speed]]
     if rate is not None:
-        rows.append(cp.abs(u[1:] - u[:-1]) <= rate)
-    return _optimum(0.5 * cp.sum_squares(x) + 0.05 * cp.sum_squares(u), rows, primal=u)
+        change = u[1:, 0] - u[:-1, 0]
+        sides.append([change <= rate, -change <= rate])
+    cost = 0.5 * cp.sum_squares(x) + 0.05 * cp.sum_squares(u)
+    return _optimum(cost, [*rows, *(row for side in sides for row in side)], False, u, sides)
 
 
 for _name, _arguments in {
@@ -377,7 +381,8 @@ def _truth_battery():
     before = cp.hstack([np.array([p["initial"]]), x[:-1]])
     rows = [x == before + 0.9 * buy - sell / 0.9, x >= 0, x <= p["most"]]
     rows += [buy >= 0, buy <= 1, sell >= 0, sell <= 1]
-    return _optimum(p["price"] @ (buy - sell), rows, linear=True)
+    primal = cp.vstack([buy, sell]).T  # many multipliers belong to it
+    return _optimum(p["price"] @ (buy - sell), rows, linear=True, primal=primal)
 
 
 _add("battery", _make_battery, _truth_battery, smooth=False)
@@ -405,7 +410,8 @@ def _make_entropy(most):
 def _truth_entropy(most):
     s = cp.Variable(5)
     cost = -cp.sum(cp.entr(s)) + COSTS @ s
-    return _optimum(cost, [s >= 0, cp.sum(s) == 1, PRICES @ s <= most])
+    budget = PRICES @ s <= most
+    return _optimum(cost, [s >= 0, cp.sum(s) == 1, budget], primal=s, sides=[[budget]])
 
 
 for _name, _most in {"entropy_budget": 1.2, "entropy_too_dear": 0.4}.items():

@@ -29,6 +29,7 @@ PARTS = {
     "compile": compiling.run,
     "peers": peers.run,
     "inventory": inventory.run,
+    "horizon": inventory.run_long,
     "rigor": rigor.run,
 }
 

@@ -323,7 +323,7 @@ def peers_table() -> str:
 
 
 def inventory_table() -> str:
-    """Schedules on small inventories; long ones beside Clarabel."""
+    """Schedules on small inventories."""
     held = records.load("inventory")["records"]
     schedules = []
     for r in (r for r in held if "schedule" in r):
@@ -334,15 +334,20 @@ def inventory_table() -> str:
             for f in (np.median, np.max)
         )
         schedules.append([r["schedule"], middle, most, f"{closed} of {len(found)}"])
-    long = [
-        [r["instance"], f"{r['seconds']:.1f}", f"{r['cpu_seconds']:.1f}", r["passes"],
+    header = ["`Polish(...)`", "median passes", "most passes", "closed to 1e-5"]
+    return table(header, schedules)
+
+
+def horizon_table() -> str:
+    """Long inventories beside Clarabel."""
+    rows = [
+        [r["instance"], f"{r['seconds']:.2f}", f"{r['cpu_seconds']:.2f}", r["passes"],
          "-" if r["relative_gap"] is None else f"{r['relative_gap']:.1e}", r["status"],
          r["peer_seconds"]]
-        for r in held if "instance" in r
+        for r in records.load("horizon")["records"]
     ]  # fmt: skip
-    header = ["`Polish(...)`", "median passes", "most passes", "closed to 1e-5"]
     columns = ["instance", "`auto`, s", "of CPU", "passes", "certified gap", "status"]
-    return table(header, schedules) + "\n\n" + table([*columns, "Clarabel, s"], long)
+    return table([*columns, "Clarabel, s"], rows)
 
 
 def rigor_table() -> str:
@@ -378,6 +383,7 @@ SECTIONS = {
     "compile": ("compile", compile_table),
     "peers": ("peers", peers_table),
     "inventory": ("inventory", inventory_table),
+    "horizon": ("horizon", horizon_table),
     "rigor": ("rigor", rigor_table),
 }
 

@@ -69,7 +69,7 @@ def examine(problem: Problem, axes=None, check: bool = True) -> Examined:
 
     Without `check` the assumptions are not looked at.
     """
-    key = (check, _key(problem, axes))
+    key = (check, key_of(problem, axes))
     with _lock:
         shape = _shapes.get(key)
         if shape is not None:
@@ -83,7 +83,7 @@ def examine(problem: Problem, axes=None, check: bool = True) -> Examined:
     with jax.enable_x64(True):
         arrays = as_arrays(problem, jnp.float64)
         if shape is None:
-            shape = _Shape(_traced(lane_of(arrays, axes, 0)))
+            shape = _Shape(traced_functions(lane_of(arrays, axes, 0)))
         found = _examined(arrays, axes, shape, check)
     with _lock:
         _shapes[key] = shape
@@ -95,7 +95,7 @@ def examine(problem: Problem, axes=None, check: bool = True) -> Examined:
     return found
 
 
-def _key(problem, axes):
+def key_of(problem, axes):
     """Functions by identity, arrays by shape, whole numbers by value (functions index by them)."""
     leaves, structure = jax.tree.flatten(problem)
     return structure, tuple(map(_kind, leaves)), jax.tree.structure(axes)
@@ -179,7 +179,7 @@ def _declares_curvature(problem: Problem) -> bool:
 # -- proofs ----------------------------------------------------------------------------------------
 
 
-def _traced(problem: Problem) -> list:
+def traced_functions(problem: Problem) -> list:
     """The bounds of each stage, the constraints, and then the objective.
 
     They are jaxprs of (arrays, inputs, blocks).

@@ -22,6 +22,7 @@ from stagecert.certificate import Certificate, Proposal, propose, shape_of_certi
 from stagecert.formula import Anchor, lower_bound
 from stagecert.lanes import Lane, mapped
 from stagecert.problem import Objective, Problem, as_arrays
+from stagecert.programme.solver import with_programme
 from stagecert.reformulation import Point, constraint_values, forward_pass
 from stagecert.searching import Goal, Search
 from stagecert.sides import Guide, Sides
@@ -144,7 +145,8 @@ def _of_largest(problem: Any, units: Sides, functions=(_largest, _nothing)) -> A
 class Prepared:
     """A problem with its guide; which lanes are infeasible, the proof of it, and what it cost.
 
-    `records` are those of the search for the smallest largest constraint, as a `Search` keeps them.
+    `records` are those of the search for the smallest largest constraint, as a `Search` keeps them;
+    `kept` and `best` are how it ended, None where there was none.
     """
 
     problem: Problem
@@ -154,6 +156,8 @@ class Prepared:
     iterations: np.ndarray
     passes: np.ndarray
     records: list
+    kept: Lane | None = None
+    best: Certified | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,8 @@ def prepared(problem: Problem, axes, points: Point, before: Before) -> Prepared:
     if axes is not None:
         marks = _of_largest(axes, jax.tree.map(lambda _: 0, units), (None, None))
     arrays = as_arrays(largest, dtype)
-    loop = Search(arrays, marks, (Polish(),), before.clock, lambda *_: None)
+    solvers = with_programme(Polish(), size > 1)
+    loop = Search(arrays, marks, solvers, before.clock, lambda *_: None)
     goal = Goal(ACCURACY, 0.0, -ENOUGH, 0.0, np.where(shallow, before.iterations, 0))
     best = loop.towards(goal, points, lambda kept: before.certified(largest, marks, kept))
     kept = loop.kept
@@ -204,7 +209,8 @@ def prepared(problem: Problem, axes, points: Point, before: Before) -> Prepared:
         bound = before.derived(problem, axes, proof)
         proof, refuted = replace(proof, bound=bound), refuted & (bound > 0)
     problem, axes = attached(problem, axes, guide)
-    return Prepared(problem, axes, refuted, proof, kept.iteration, kept.passes, loop.records)
+    spent = kept.iteration, kept.passes
+    return Prepared(problem, axes, refuted, proof, *spent, loop.records, kept, best)
 
 
 def _with_interior(axes, problem, guide: Guide, inside, deeper) -> Guide:

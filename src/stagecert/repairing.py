@@ -14,6 +14,17 @@ from stagecert.sides import share_to_interior
 PASSES = 2  # that `repaired` makes, where there are side constraints
 
 
+def fractions_of(problem: Problem, inputs, blocks: tuple) -> tuple:
+    """The fractions at which the stages pick some blocks, as nearly as they can. One pass."""
+    fractions = ()
+    for i, stage in enumerate(problem.stages):
+        lower, upper, _ = stage.bounds(inputs, blocks[:i], blocks[i])
+        width = upper - lower
+        theta = (blocks[i] - lower) / jnp.where(width > 0, width, 1)
+        fractions = (*fractions, jnp.clip(jnp.where(width > 0, theta, 0.5), 0, 1))
+    return fractions
+
+
 def repaired(problem: Problem, point: Point, done: ForwardPass) -> tuple[Point, ForwardPass]:
     """A feasible point near a given one, if an interior point is known; else the point itself."""
     guide = problem.guide
@@ -23,11 +34,6 @@ def repaired(problem: Problem, point: Point, done: ForwardPass) -> tuple[Point, 
     known = (share > 0) & (share <= 1)
     share = jnp.where(known, share, 0).astype(done.value.dtype)
     inputs, blocks = tree.between((point.inputs, done.blocks), guide.interior, share)
-    fractions = ()
-    for i, stage in enumerate(problem.stages):
-        lower, upper, _ = stage.bounds(inputs, blocks[:i], blocks[i])
-        width = upper - lower
-        theta = (blocks[i] - lower) / jnp.where(width > 0, width, 1)
-        fractions = (*fractions, jnp.clip(jnp.where(width > 0, theta, 0.5), 0, 1))
+    fractions = fractions_of(problem, inputs, blocks)
     moved = tree.select(known, Point(inputs, fractions), point)
     return moved, forward_pass(problem, moved)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert.batch import BatchSolution, Certified
+from stagecert.batch import BatchSolution, Certified, lane_of
 from stagecert.codes import MET, OUT_OF_STEPS, PROVEN, REACHED, RUNNING, STUCK
 from stagecert.evidence import Assumptions
 from stagecert.lanes import (
@@ -25,6 +25,7 @@ from stagecert.lanes import (
     step_lanes,
 )
 from stagecert.problem import Problem, as_arrays
+from stagecert.programme.solver import Programme
 from stagecert.reformulation import Point
 from stagecert.solvers import AbstractSolver
 from stagecert.validate import validate_options, validate_target
@@ -132,7 +133,8 @@ class Search:
 
     def run(self, points: Point, stopping: Stopping) -> None:
         """From starting points until every lane has stopped."""
-        lanes = start_lanes(self.axes, self.problem, self.solvers[0], stopping, points)
+        first = self.solvers[next(iter(self._stepping()), 0)]
+        lanes = start_lanes(self.axes, self.problem, first, stopping, points)
         self.size = lanes.code.shape[0]
         everyone = np.arange(self.size)
         self.kept = self._from_device(lanes)
@@ -140,17 +142,28 @@ class Search:
 
     def resume(self, indices: np.ndarray, stopping: Stopping) -> None:
         """Runs the last solver again on lanes that stopped too early."""
-        self.kept.code[indices] = RUNNING
-        self._phase(indices, stopping, len(self.solvers) - 1, None)
+        stepping = self._stepping()
+        if stepping:  # programmes are solved as well as they can be
+            self.kept.code[indices] = RUNNING
+            self._phase(indices, stopping, stepping[-1], None)
+
+    def _stepping(self) -> list[int]:
+        """Which solvers make steps; the others solve programmes on the host."""
+        return [k for k, solver in enumerate(self.solvers) if not isinstance(solver, Programme)]
 
     def _phases(self, indices, stopping, lanes):
-        for number in range(len(self.solvers)):
+        for number, solver in enumerate(self.solvers):
             waiting = np.isin(self.kept.code[indices], (RUNNING, STUCK))
-            if number > 0:
-                indices, lanes = indices[waiting], None
             if not waiting.any():
                 return
+            if isinstance(solver, Programme):
+                # Where nothing is found, the next solver starts as if it were the first.
+                found = self._by_programme(indices[waiting], stopping, solver)
+                lanes = None if found else lanes
+                continue
+            indices = indices if lanes is not None else indices[waiting]
             self._phase(indices, stopping, number, lanes)
+            lanes = None
 
     def _phase(self, indices, stopping, number, lanes):
         """One solver on some lanes, in ever smaller batches."""
@@ -185,6 +198,29 @@ class Search:
             self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
             self.progress(self, place, np.asarray(lanes.code))
         self._keep(place, lanes)
+
+    def _by_programme(self, indices, stopping, solver: Programme) -> bool:
+        """Lanes that are quadratic programmes, solved one by one on the host; whether any is."""
+        self.kept.code[indices] = STUCK  # as those that are none
+        like = jax.tree.map(np.asarray, self.kept.proposal)
+        found = {}
+        for index in indices:
+            if not self.clock.over():
+                lane = lane_of(self.problem, self.axes, int(index))
+                row = jax.tree.map(lambda x, i=index: x[i], like)
+                found[index] = solver.propose(lane, row, self.clock.over)
+        chosen = np.array([i for i in found if found[i] is not None], int)
+        if not len(chosen):
+            return False
+        self.kept.code[chosen] = RUNNING
+        lanes, place, problems, limits = self._gathered(chosen, stopping)
+        state = jax.tree.map(lambda *rows: jnp.asarray(np.stack(rows)), *(found[i] for i in place))
+        lanes = eqx.tree_at(lambda l: l.state, lanes, state, is_leaf=lambda x: x is None)
+        lanes, history = step_lanes(self.axes, problems, solver, limits, lanes)
+        self.records.append((place, jax.tree.map(np.asarray, history), solver.name))
+        self.progress(self, place, np.asarray(lanes.code))
+        self._keep(place, lanes)
+        return True
 
     def _gathered(self, indices, stopping):
         """Lanes from the host, padded so that few sizes are ever compiled."""

@@ -27,6 +27,7 @@ from stagecert.guiding import Before, prepared
 from stagecert.inside import seen_from_inside
 from stagecert.lanes import Lane, certify_lanes
 from stagecert.problem import Problem, as_arrays
+from stagecert.programme.solver import Programme, with_programme
 from stagecert.reformulation import Point, full_point
 from stagecert.searching import Clock, Goal, Search, common_dtype, shown
 from stagecert.solution import Solution, Status
@@ -43,18 +44,20 @@ from stagecert.solvers import (
 )
 from stagecert.validate import validate, validate_options, validate_start, validate_target
 
+HAVE_MULTIPLIERS = (Mirror, Polish, Programme)  # for side constraints
+
 
 def named_solver(
-    solver, steep: bool = False, constrained: bool = False
+    solver, steep: bool = False, constrained: bool = False, batch: bool = False
 ) -> tuple[AbstractSolver, ...]:
     """The solvers to run one after the other: a name, an object, or a sequence of these.
 
     `steep` says that slopes may be infinite at the border of the inputs' set, where corners lie;
-    `constrained`, that there are side constraints.
+    `constrained`, that there are side constraints; `batch`, that there are many problems.
     """
     greedy = () if constrained else (Greedy(patience=0, progress=0.5),)
     names = {
-        "auto": ((Mirror(),) if steep else greedy) + (Polish(),),
+        "auto": (Mirror(), Polish()) if steep else greedy + with_programme(Polish(), batch),
         "damped": (Damped(),),
         "greedy": (Greedy(),),
         "accelerated": (Accelerated(),),
@@ -62,6 +65,7 @@ def named_solver(
         "safe": (Safe(),),
         "mirror": (Mirror(),),
         "polish": (Polish(),),
+        "programme": (Programme(),),
         "slope_ascent": (Greedy(patience=0, progress=0.5), SlopeAscent()),
     }
     if isinstance(solver, str):
@@ -71,7 +75,7 @@ def named_solver(
     if isinstance(solver, AbstractSolver):
         return (solver,)
     if isinstance(solver, Sequence) and solver:
-        return tuple(s for entry in solver for s in named_solver(entry, steep, constrained))
+        return tuple(s for e in solver for s in named_solver(e, steep, constrained, batch))
     raise ProblemError(
         f"solver must be a name, an AbstractSolver or a sequence of these, not {solver!r}."
     )
@@ -101,11 +105,13 @@ def solve(
     Args:
         problem: what to solve.
         atol, rtol: absolute and relative tolerance on the gap.
-        solver: "auto", "greedy", "polish", "mirror", "accelerated", "simple", "safe", "damped",
-            "slope_ascent", a solver object, or a sequence of these to run one after the other.
-            "auto" is greedy steps, then polishing; with side constraints polishing alone, and
-            where slopes are infinite at the border of the inputs' set (entropy), mirror steps
-            first. Side constraints need multipliers, which "auto", "polish" and "mirror" have.
+        solver: "auto", "greedy", "polish", "programme", "mirror", "accelerated", "simple", "safe",
+            "damped", "slope_ascent", a solver object, or a sequence of these to run one after the
+            other. "auto" is greedy steps, then an interior-point method where the problem is a
+            linear or quadratic programme, then polishing; no greedy steps with side constraints;
+            and where slopes are infinite at the border of the inputs' set (entropy), mirror steps
+            first. Side constraints need multipliers, which "auto", "polish", "programme" and
+            "mirror" have.
         start: where to start; by default the centre of the set, fractions 0.5.
         target: stop as soon as `bound > target` (proven) or `value <= target` (cannot be proven).
         max_iterations: limit on the steps of all solvers together.
@@ -197,7 +203,7 @@ def _solve(
     clock = Clock(time_limit)
     if problem.constraints:
         _refuse_without_multipliers(solver)
-    solvers = named_solver(solver, examined.steep, bool(problem.constraints))
+    solvers = named_solver(solver, examined.steep, bool(problem.constraints), size > 1)
     if examined.steep or any(isinstance(s, Mirror) for s in solvers):
         problem = seen_from_inside(problem)
         axes = None if axes is None else seen_from_inside(axes)
@@ -206,9 +212,9 @@ def _solve(
     with shown(progress, size) as show:
         job = _Job(problem, axes, points, goal, clock, show, rigorous, examined.assumptions)
         found = job.constrained(solvers, False) if problem.constraints else job.plain(solvers)
-        with_multipliers = tuple(s for s in solvers if isinstance(s, (Mirror, Polish)))
+        with_multipliers = tuple(s for s in solvers if isinstance(s, HAVE_MULTIPLIERS))
         crossed = Status.BOUNDS_CROSSED in found.status and not clock.over()
-        if crossed and isinstance(solvers[-1], (Mirror, Polish)):
+        if crossed and isinstance(solvers[-1], HAVE_MULTIPLIERS):
             # Feasible points cannot be built stage by stage: let order be a side constraint.
             found = job.constrained(with_multipliers, True)
     return found
@@ -216,10 +222,10 @@ def _solve(
 
 def _refuse_without_multipliers(solver) -> None:
     for each in named_solver(solver, constrained=True):
-        if not isinstance(each, (Mirror, Polish)):
+        if not isinstance(each, HAVE_MULTIPLIERS):
             raise ProblemError(
                 f"The solver '{each.name}' has no multipliers for side constraints; use 'auto', "
-                "'polish' or 'mirror'."
+                "'polish', 'programme' or 'mirror'."
             )
 
 
@@ -251,6 +257,15 @@ class _Job:
             lambda problem, axes, proof: self._derived(problem, axes, proof),
         )
         known = prepared(self.problem, self.axes, self.points, before)
+        if known.infeasible.all():  # nothing to search for, nor to compile
+            kept, best, proof = known.kept, known.best, known.proof
+            assert kept is not None
+            assert best is not None
+            assert proof is not None
+            kept.code[:] = INFEASIBLE
+            best = replace(best, certificate=replace(proof, feasibility=False))
+            certified = best.infeasible_where(known.infeasible, proof)
+            return self._solution(kept, certified, known.records)
         left = np.maximum(self.goal.iterations - known.iterations, 0)
         goal = replace(self.goal, iterations=np.where(known.infeasible, 0, left))
         search, certified = self._searched(known.problem, known.axes, solvers, goal)

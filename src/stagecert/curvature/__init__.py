@@ -9,15 +9,20 @@ from stagecert.curvature.lattice import (
     unknown,
     variable,
 )
-from stagecert.curvature.walking import Walk, follow
+from stagecert.curvature.moving import PLACES, STRUCTURAL, mover
+from stagecert.curvature.walking import NUMPY, Walk, follow
 
 __all__ = [
     "CONCAVE",
     "CONVEX",
+    "NUMPY",
+    "PLACES",
+    "STRUCTURAL",
     "Known",
     "Walk",
     "constant",
     "follow",
+    "mover",
     "parameter",
     "unknown",
     "variable",

@@ -36,11 +36,11 @@ STRUCTURAL = frozenset(
 )  # fmt: skip
 
 # For these the last arguments say where; they must be numbers.
-_PLACES = {"gather": (1, None), "dynamic_slice": (1, None), "dynamic_update_slice": (2, None),
+PLACES = {"gather": (1, None), "dynamic_slice": (1, None), "dynamic_update_slice": (2, None),
            "scatter": (1, 2)}  # fmt: skip
 
 
-def _mover(equation, values: list[Known]) -> Callable | None:
+def mover(equation, values: list[Known]) -> Callable | None:
     """What moves the entries of arrays as the equation does; None if variables say how."""
     name, parameters = equation.primitive.name, equation.params
     if name == "reshape" and parameters.get("dimensions") is None:
@@ -72,7 +72,7 @@ def _mover(equation, values: list[Known]) -> Callable | None:
         return spread
     if name == "concatenate":
         return lambda *arrays: np.concatenate(arrays, axis=parameters["dimension"])
-    first, last = _PLACES.get(name, (len(values), None))
+    first, last = PLACES.get(name, (len(values), None))
     places = values[first:last]
     if not all(place.exact for place in places):
         return None
@@ -125,11 +125,11 @@ def _gathering(starts, dimension_numbers, slice_sizes, mode, **_) -> Callable:
 
 
 def structural(equation, values: list[Known]) -> Known:
-    move = _mover(equation, values)
+    move = mover(equation, values)
     if move is None:
         return unknown(equation.outvars[0].aval.shape)
-    if equation.primitive.name in _PLACES:
-        first, last = _PLACES[equation.primitive.name]
+    if equation.primitive.name in PLACES:
+        first, last = PLACES[equation.primitive.name]
         values = values[:first] + (values[last:] if last is not None else [])
     # Where each entry is from: moved once, whatever there is to know about the entries.
     starts = np.cumsum([0, *(v.lo.size for v in values)])

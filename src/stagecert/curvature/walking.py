@@ -160,7 +160,7 @@ def computed(equation, values: list[Known]) -> list[Known]:
         np.asarray(value.lo).astype(atom.aval.dtype)
         for value, atom in zip(values, equation.invars, strict=True)
     ]
-    simple = _NUMPY.get(equation.primitive.name)
+    simple = NUMPY.get(equation.primitive.name)
     if simple is None and equation.primitive.name in STRUCTURAL:
         return [structural(equation, values)]
     floating = all(a.dtype == np.float64 or a.dtype == bool for a in arrays)
@@ -171,7 +171,7 @@ def computed(equation, values: list[Known]) -> list[Known]:
 
 
 # What is plain in NumPy is faster there: JAX compiles every primitive that it runs by itself.
-_NUMPY = {
+NUMPY = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
