@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.networks.peers.common import load_problems
 from stagecert import networks
-from stagecert.networks.bounding.bounds import boxes_at_once
+from stagecert.networks.bounding.jobs import boxes_at_once
 from stagecert.networks.bounding.relaxation import split
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)

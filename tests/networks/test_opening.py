@@ -9,7 +9,7 @@ import pytest
 
 from stagecert import networks
 from stagecert.errors import ProblemError
-from stagecert.networks.bounding import bounds
+from stagecert.networks.bounding import accelerated, bounds
 from stagecert.networks.bounding.held import Held
 from stagecert.networks.operations import Conv
 from stagecert.networks.operations import _own_conv as own_conv
@@ -95,7 +95,7 @@ def test_slices_change_nothing(opening):
 def test_slices_are_of_one_size_and_cover_all():
     for count in range(1, 30):
         for at_once in range(1, 12):
-            slices = bounds._equal_slices(count, at_once)
+            slices = accelerated._equal_slices(count, at_once)
             assert len({some.stop - some.start for some, _ in slices}) == 1
             assert slices[0][0].stop - slices[0][0].start <= at_once
             fresh = [k for some, new in slices for k in range(some.start + new, some.stop)]
@@ -151,7 +151,7 @@ def test_values_that_are_not_finite_are_none(opening):
 
 
 def test_bad_options_are_refused_before_any_work(opening, monkeypatch):
-    monkeypatch.setattr(bounds, "_opened", None)
+    monkeypatch.setattr(bounds, "opened", None)
     for bad in (
         dict(rtol=-0.1, atol=10.0),
         dict(rtol=np.nan),
