@@ -155,45 +155,32 @@ def bound(
         rows = objective_rows(network, regions.count, objectives)
         goal = goal_of(threshold, rows.shape[:2])
         parts = as_arrays(cut_at_activations(network), jnp.float64)
-        show = Progress(progress)
         limits = dict(atol=atol, rtol=rtol, max_iterations=max_iterations)
+        job = Job(
+            network, parts, regions, rows, goal, how, limits, dtype, memory, Progress(progress)
+        )
         if method == "nonconvex" and opens() and parts.layers and max_iterations > opening.STEPS:
-            job = Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
             found = opened(job, time_limit)
-            if relaxation == "envelope":
-                found = _enveloped(found, regions, goal, limits, memory, show, end)
-            return found if split is None else _grown(job, found, split, end)
-        # Intervals are those of boxes, whatever is asked of these.
-        lanes = 1 if method == "ibp" and how.kind == "ibp" else rows.shape[1]
-        chunk = boxes_at_once(parts, regions.shapes, lanes, memory)
-        results = []
-        for first in range(0, regions.count, chunk):
-            # Numbers of boxes of which there are few, so that little is compiled.
-            count = min(few_counts(min(chunk, regions.count - first)), chunk)
-            some = np.minimum(np.arange(first, first + count), regions.count - 1)
-            results.append(
-                _bound_chunk(
-                    network,
-                    parts,
-                    regions[some],
-                    rows[some],
-                    None if goal is None else goal[some],
-                    method,
-                    how.chunk(some),
-                    limits,
-                    time_limit,
-                    dtype,
-                    memory,
-                    show.part(first, regions.count),
-                )
-            )
-        found = joined(results, regions.count)
+        else:
+            found = _in_chunks(job, method, time_limit)
         if relaxation == "envelope":
-            found = _enveloped(found, regions, goal, limits, memory, show, end)
-        if split is None:
-            return found
-        job = Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
-        return _grown(job, found, split, end)
+            found = _enveloped(found, regions, goal, limits, memory, job.show, end)
+        return found if split is None else _grown(job, found, split, end)
+
+
+def _in_chunks(job: Job, method: Method, time_limit: float | None) -> Bounds:
+    """As many boxes at once as fit into memory."""
+    # Intervals are those of boxes, whatever is asked of these.
+    lanes = 1 if method == "ibp" and job.how.kind == "ibp" else job.rows.shape[1]
+    boxes = job.regions.count
+    chunk = boxes_at_once(job.parts, job.regions.shapes, lanes, job.memory)
+    results = []
+    for first in range(0, boxes, chunk):
+        # Numbers of boxes of which there are few, so that little is compiled.
+        count = min(few_counts(min(chunk, boxes - first)), chunk)
+        some = np.minimum(np.arange(first, first + count), boxes - 1)
+        results.append(_bound_chunk(job.part(some), method, time_limit))
+    return joined(results, boxes)
 
 
 def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
@@ -238,11 +225,9 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     )  # fmt: skip
 
 
-def _bound_chunk(
-    network, parts: Split, regions, rows, goal, method, how, options, time_limit, dtype,
-    memory, show,
-) -> Bounds:  # fmt: skip
-    arguments = enclose(parts, regions, how, memory, show)
+def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
+    network, parts, regions, rows, goal = job.network, job.parts, job.regions, job.rows, job.goal
+    arguments = enclose(parts, regions, job.how, job.memory, job.show)
     if method == "ibp":
         return _by_intervals(network, parts, regions, rows, goal, arguments)
     relaxed = relax(parts.layers, parts.last, regions.boxes, arguments)
@@ -252,18 +237,18 @@ def _bound_chunk(
         return _with_network_values(
             network, rows, goal, np.asarray(found.bound), found.minimiser, arguments, 1
         )
-    with jax.enable_x64(dtype == np.float64):
+    with jax.enable_x64(job.dtype == np.float64):
         solution = search(
             parts.layers,
             parts.last,
             relaxed,
             regions.sets,
             jrows,
-            dtype=dtype,
+            dtype=job.dtype,
             target=None if goal is None else goal.reshape(-1),
             time_limit=time_limit,
-            progress=lambda done, size: show("searching", done, size),
-            **options,
+            progress=lambda done, size: job.show("searching", done, size),
+            **job.limits,
         )
     shape = rows.shape[:2]
     inputs = jax.tree.map(lambda x: np.asarray(x).reshape(*shape, *x.shape[1:]), solution.inputs)

@@ -1,7 +1,7 @@
 """What `bound` is asked, read and checked; how much of it is done at once."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -29,6 +29,17 @@ class Job:
     dtype: Any
     memory: float
     show: "Progress"
+
+    def part(self, some: np.ndarray) -> "Job":
+        """The same for some of the boxes."""
+        return replace(
+            self,
+            regions=self.regions[some],
+            rows=self.rows[some],
+            goal=None if self.goal is None else self.goal[some],
+            how=self.how.chunk(some),
+            show=self.show.part(int(some[0]), self.regions.count),
+        )
 
     def done(self, value, bound, some: Any = slice(None)) -> np.ndarray:
         """Which problems are finished with these numbers."""
