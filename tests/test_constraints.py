@@ -1,5 +1,7 @@
 """Side constraints: solved, bounded, certified, and refuted where nothing satisfies them."""
 
+from typing import Any, cast
+
 import cvxpy as cp
 import hypothesis.strategies as st
 import jax
@@ -277,7 +279,7 @@ def test_constraints_that_are_not_convex_are_errors():
     ("constraint", "message"),
     [
         (3.0, "Constraint 0 must be a Constraint or a function"),
-        (sc.Constraint(3.0), "Constraint 0 must be a function"),
+        (sc.Constraint(cast(Any, 3.0)), "Constraint 0 must be a function"),
         (lambda s, z: jnp.sum(s > 0), "Constraint 0 returns int"),
         (lambda s, z: z[0], "Constraint 0 reads block 0"),
         (lambda s, z: s[:0], "Constraint 0 has no entries"),

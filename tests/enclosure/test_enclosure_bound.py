@@ -11,6 +11,7 @@ from flint import arb
 import stagecert as sc
 from benchmarks.core.exact import FAMILIES
 from benchmarks.core.rigor import certificate_at_centre, compare
+from stagecert import pieces
 from stagecert.applications.control.convex import Balls
 from stagecert.enclosure import intervals as iv
 from stagecert.enclosure import primitives, rigorous_bound
@@ -139,7 +140,7 @@ def test_slack_of_the_objective_leaves_most_of_the_curvature():
     problem = sc.Problem(
         sc.Box(-np.ones(2), np.ones(2)), (), sc.Objective(value, curvature_inputs=1.0)
     )
-    weights = (sc.pieces.First(np.array(1.0)),)
+    weights = (pieces.First(np.array(1.0)),)
     certificate = sc.Certificate(np.array([0.3, -0.2]), (), (), ((), weights), 0.0)
     plain, found = certificate.derive(problem), certificate.derive(problem, rigorous=True)
     optimum = 0.7 - 0.1**2 / 2

@@ -41,7 +41,8 @@ def convolved(seed: int):
             (draw.normal(size=(6, 2)), np.zeros(2))]  # fmt: skip
 
     def conv(x):
-        return jax.lax.conv_general_dilated(x[None], kernel, (2, 2), ((1, 0), (1, 0)))[0]
+        weights = jnp.asarray(kernel)
+        return jax.lax.conv_general_dilated(x[None], weights, (2, 2), ((1, 0), (1, 0)))[0]
 
     def function(x):
         x = jax.nn.relu(conv(x) + shift[:, None, None]).reshape(-1)

@@ -12,6 +12,7 @@ import itertools
 import math
 import zlib
 from fractions import Fraction
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -304,7 +305,7 @@ def truths(network, rows, found, kind):
     return values
 
 
-def assert_below(result, values, kind, slack=0):
+def assert_below(result, values, kind, slack: Any = 0):
     """No bound is above a value of the network, in exact arithmetic; and bounds are numbers."""
     assert not np.any(np.isnan(result.bound))
     assert not np.any(np.isnan(result.value))
@@ -332,10 +333,12 @@ def attack(name, seed, settings, ball=None):
     """One network, a batch of regions, all the settings (method, intermediate)."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     network = ARCHITECTURES[name](random)
+    low: tuple[Any, ...]
+    high: tuple[Any, ...]
     low, high = boxes(random, network)
     rows = np.stack([normal(random, 2, network.output_size) for _ in WIDTHS])
-    inside, options = (lambda x: x), {}
-    given = (low, high) if len(low) > 1 else (low[0], high[0])
+    inside, options = (lambda x: x), dict[str, Any]()
+    given: Any = (low, high) if len(low) > 1 else (low[0], high[0])
     shown = [x.reshape(len(x), *s) for x, s in zip(low, _shown(network), strict=True)]
     if ball is not None:
         centre = np.clip(0.5 * low[0] + 0.5 * high[0], low[0], high[0])

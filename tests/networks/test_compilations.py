@@ -161,7 +161,7 @@ def test_long_compilations_are_announced(watch, monkeypatch):
     told, held = [], threading.Event()
     monkeypatch.setattr(compiling, "LONG", 0.05)
     begin(watch)  # nobody wants to know yet
-    compiling.announce(lambda text: (told.append(text), held.set()))
+    compiling.announce(lambda text: told.append(text) or held.set())
     begin(watch)
     end(watch, 0.01)
     watch.begins("/jax/another/event")

@@ -1,6 +1,7 @@
 """What accelerators do first: checked here on the CPU, against the search and against the truth."""
 
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def test_values_belong_to_inputs(opening):
 
 @pytest.mark.slow
 def test_slices_change_nothing(opening):
-    options = dict(intermediate="ibp", rtol=1e-2)
+    options: dict[str, Any] = dict(intermediate="ibp", rtol=1e-2)
     whole = networks.bound(NETS["relu"], LOW, HIGH, ROWS, **options)
     parts = networks.bound(NETS["relu"], LOW, HIGH, ROWS, memory=3e-5, **options)
     assert np.all(parts.bound <= whole.value)
@@ -116,11 +117,12 @@ def test_thresholds(opening):
 
 def test_limits_leave_valid_bounds(opening):
     exact = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp")
-    for limit, expected in (
+    limits: list[tuple[dict[str, Any], Status]] = [
         (dict(max_iterations=1), Status.ITERATION_LIMIT),
         (dict(max_iterations=4), Status.ITERATION_LIMIT),
         (dict(time_limit=1e-9), Status.TIME_LIMIT),
-    ):
+    ]
+    for limit, expected in limits:
         result = networks.bound(
             NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", rtol=0.0, atol=0.0, **limit
         )
@@ -152,13 +154,14 @@ def test_values_that_are_not_finite_are_none(opening):
 
 def test_bad_options_are_refused_before_any_work(opening, monkeypatch):
     monkeypatch.setattr(bounds, "opened", None)
-    for bad in (
+    every: list[dict[str, Any]] = [
         dict(rtol=-0.1, atol=10.0),
         dict(rtol=np.nan),
         dict(time_limit=-1.0),
         dict(max_iterations=-1),
         dict(intermediate=tuple((np.zeros((12, n)), np.ones((12, n))) for n in (6, 5))),
-    ):
+    ]
+    for bad in every:
         with pytest.raises(ProblemError):
             networks.bound(NETS["relu"], LOW, HIGH, ROWS, **bad)
 
@@ -245,7 +248,9 @@ def test_held(room):
 def test_single_precision_convolutions(shape, kernel, conv):
     """What accelerators do instead of XLA's transposed convolutions."""
     x, w = (RANDOM.normal(size=s).astype(np.float32) for s in (shape, kernel))
+    value: Any
     value, back = jax.vjp(lambda x: own_conv(conv, w, x), x)
+    expected: Any
     expected, plain_back = jax.vjp(lambda x: conv.plain(w, x), x)
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
     y = RANDOM.normal(size=value.shape).astype(np.float32)

@@ -52,12 +52,12 @@ class Base:
         paths = [self.folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
         for path, data in zip(paths, (self.model, self.text), strict=False):
             path.write_bytes(data)
-        proof = models.proof_of(*paths[:2])
+        proof = models.proof_of(paths[0], paths[1])
         if with_slopes:
             cases = tuple(_sloped(case, model, centre) for case in proof.cases)
             proof = certificates.Proof(proof.model, proof.property, cases)
         certificates.write(paths[2], proof)
-        assert check(*paths).accepted
+        assert check(paths[0], paths[1], paths[2]).accepted
         self.certificate = paths[2].read_bytes()
         self.header, self.arrays = models.read(paths[2])
 
@@ -89,7 +89,7 @@ def verdict(base: Base, model: bytes, text: bytes, certificate: bytes) -> str:
             path.write_bytes(data)
             base.written[path] = data
     try:
-        report = check(*paths)
+        report = check(paths[0], paths[1], paths[2])
     except ProblemError:
         return "unreadable"
     if not report.accepted:

@@ -65,7 +65,7 @@ class Network(eqx.Module):
         )
 
     @property
-    def input_shape(self):
+    def input_shape(self) -> Any:
         """Shape of one input point without the batch; a tuple of shapes if there are several."""
         shapes = tuple(
             shape[1:] if hidden else shape
