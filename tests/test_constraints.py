@@ -125,7 +125,9 @@ def test_random_quadratic_programs_are_bracketed_or_refuted(seed, shift):
     truth = cp.Problem(
         cp.Minimize(0.5 * cp.sum_squares(root @ x) + c @ x), [A @ x <= b, cp.abs(x) <= 1]
     )
-    optimum = truth.solve(solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
+    optimum: Any = truth.solve(
+        solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+    )
     assert solution.status is sc.Status.GAP_REACHED, (solution, optimum)
     assert solution.bound <= optimum + 1e-8
     assert solution.value >= optimum - 1e-8

@@ -107,11 +107,11 @@ def least(chain, low, high, arguments, row, cuts: bool = True) -> float:
         found = linprog(cost, A_ub=np.array(rows), b_ub=np.array(limits), bounds=bounds)
         assert found.status == 0
         count = len(rows)
-        for k, (lows, highs) in enumerate(arguments if cuts else ()):
+        for k, (lows, highs) in enumerate(arguments if cuts else []):
             matrix, constant = chain[k]
             x = found.x[first[k] : first[k + 1]]
             for j in np.flatnonzero((lows < 0) & (highs > 0)):
-                slopes, top, height = _cut(matrix[:, j], constant[j], *ends[k], x)
+                slopes, top, height = _cut(matrix[:, j], constant[j], ends[k][0], ends[k][1], x)
                 if found.x[first[k + 1] + j] > height + 3e-7:
                     add(k, j, slopes, top, 1)
         if len(rows) == count:

@@ -219,7 +219,7 @@ SLOW = {"rational twice", "smooth twice"}
 WIDTHS = (0.0, 1e-12, 1e-6, 1e-2, 0.3, 1.0, 10.0, 1e6)
 
 
-def boxes(random, network):
+def boxes(random, network) -> tuple[Any, Any]:
     """A box of every width, one-sided ones and ones on the float32 grid; a tuple per input."""
     lows, highs = [], []
     for shape in network.input_shapes:
@@ -333,8 +333,6 @@ def attack(name, seed, settings, ball=None):
     """One network, a batch of regions, all the settings (method, intermediate)."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     network = ARCHITECTURES[name](random)
-    low: tuple[Any, ...]
-    high: tuple[Any, ...]
     low, high = boxes(random, network)
     rows = np.stack([normal(random, 2, network.output_size) for _ in WIDTHS])
     inside, options = (lambda x: x), dict[str, Any]()
@@ -361,7 +359,8 @@ def attack(name, seed, settings, ball=None):
     for method, intermediate in settings:
         result = networks.bound(
             network,
-            *given,
+            given[0],
+            given[1],
             rows,
             method=method,
             intermediate=intermediate,

@@ -100,7 +100,8 @@ def test_convolutions_reach_the_optimum_with_all_cuts():
 @pytest.mark.parametrize("kind", ["dense", "convolved"])
 def test_forty_networks_reach_the_optimum_with_all_cuts(kind, seed):
     shape, radius = ((4,), 0.5) if kind == "dense" else (truth.CONVOLVED, 0.3)
-    _check(_found(*getattr(truth, kind)(seed), shape, radius, seed, 1000))
+    chain, network = getattr(truth, kind)(seed)
+    _check(_found(chain, network, shape, radius, seed, 1000))
 
 
 @pytest.mark.slow
