@@ -10,6 +10,9 @@ import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+# Two types that meet are an error, so that nothing becomes float64, or float32, unseen. This binds
+# the library and these tests; users keep the setting of JAX that they have.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Many tests trace the same program anew; each process keeps what it has compiled, and nothing else.
 _PROGRAMS = tempfile.TemporaryDirectory()

@@ -344,7 +344,8 @@ def test_mixed_precision_and_large_limits():
     box = sc.Box(-np.ones(2, np.float32), np.ones(2, np.float32))
     stage = sc.Stage(lambda p, s, z: p * s - 9, lambda p, s, z: s + 9, params=np.ones(2))
     problem = sc.Problem(box, (stage,), lambda s, z: jnp.sum(z[0]))
-    solution = sc.solve(problem, max_iterations=2**40)
+    with jax.numpy_dtype_promotion("standard"):  # what the user's function relies on
+        solution = sc.solve(problem, max_iterations=2**40)
     assert solution.status is sc.Status.GAP_REACHED
     assert_brackets(solution, -20.0)
 

@@ -18,6 +18,13 @@ from stagecert.networks.importers.jax.functions import from_jax, supported
 KEY = jax.random.key(0)
 
 
+@pytest.fixture(autouse=True)
+def users_setting():
+    """Functions are users', who may leave promotion to JAX."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def numbers(*shape, seed=0, dtype: Any = np.float32) -> Any:
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
