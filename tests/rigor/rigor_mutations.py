@@ -61,7 +61,7 @@ class Base:
                 if isinstance(case, certificates.CaseProof)
             )
             proof = certificates.Proof(proof.model, proof.property, cases)
-        certificates.write(paths[2], proof)
+        paths[2].write_bytes(certificates.packed(proof))
         assert check(paths[0], paths[1], paths[2]).accepted
         self.certificate = paths[2].read_bytes()
         self.header, self.arrays = models.read(paths[2])

@@ -41,7 +41,9 @@ class Files:
 
     def prove(self, found=None):
         """Writes a certificate and gives its parts."""
-        certificates.write(self.paths[2], models.proof_of(self.paths[0], self.paths[1], found))
+        self.paths[2].write_bytes(
+            certificates.packed(models.proof_of(self.paths[0], self.paths[1], found))
+        )
         return models.read(self.paths[2])
 
     def changed(self, folder, header, arrays):
@@ -275,7 +277,7 @@ def test_bounds_are_never_above_the_exact_value(tmp_path):
         files = Files(tmp_path, model, text)
         leaf = certificates.Leaf(np.ones(1))
         case = certificates.CaseProof((None,), (leaf,))
-        certificates.write(files.paths[2], proof(model, text, case))
+        files.paths[2].write_bytes(certificates.packed(proof(model, text, case)))
         for exact in (False, True):
             report = check(*files.paths, exact=exact)
             assert report.accepted, report.reasons
@@ -305,7 +307,7 @@ def test_input_terms_combinations_and_strict_rows(tmp_path):
         files = Files(tmp_path, model, text)
         leaf = certificates.Leaf(np.array(multipliers))
         case = certificates.CaseProof((None,), (leaf,))
-        certificates.write(files.paths[2], proof(model, text, case))
+        files.paths[2].write_bytes(certificates.packed(proof(model, text, case)))
         both = [check(*files.paths, exact=exact).accepted for exact in (False, True)]
         return tuple(both)
 

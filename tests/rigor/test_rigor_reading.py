@@ -508,7 +508,7 @@ def test_a_certificate_is_bound_to_the_weights(split, tmp_path):
     whole, text, proof = (tmp_path / name for name in ("whole.onnx", "p.vnnlib", "p.cert"))
     whole.write_bytes(model.SerializeToString())
     text.write_text(models.vnnlib([0, 0, 0], [0.1, 0.1, 0.1], 2, "(assert (>= Y_0 100.0))"))
-    certificates.write(proof, models.proof_of(whole, text))
+    proof.write_bytes(certificates.packed(models.proof_of(whole, text)))
     header, arrays = models.read(proof)
     # Models in one piece keep their plain digest.
     assert header["model_sha256"] == external.model_contents(whole).digest
