@@ -278,7 +278,8 @@ def test_a_processor_that_flushes_to_zero_is_refused(monkeypatch):
 
 
 def test_data_in_single_precision_is_taken_as_it_is():
-    with jax.enable_x64(False):
+    # The function closes over single precision, and is evaluated in double.
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         c = jnp.asarray([0.1, -0.7], jnp.float32)
         problem = sc.Problem(sc.Box(-jnp.ones(2), jnp.ones(2)), (), lambda s, z: c @ s)
         found = _derived(problem, np.zeros(2, np.float32), rigorous=True)

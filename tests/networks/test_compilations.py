@@ -108,9 +108,9 @@ def test_a_home_that_cannot_be_written_does_no_harm(settings, monkeypatch, tmp_p
 
 IMPORTED = """
 import jax
-before = getattr(jax.config, compiling.CACHE)
+before = jax.config.jax_compilation_cache_dir
 import stagecert.networks
-print(before, getattr(jax.config, compiling.CACHE))
+print(before, jax.config.jax_compilation_cache_dir)
 jax.jit(lambda x: x * 3.25 + 1)(jax.numpy.arange(7.0))
 """
 

@@ -56,4 +56,4 @@ def test_the_size_of_a_convolution_covers_all_of_its_terms():
 def test_sums_in_parts_have_all_entries(count):
     """Whole numbers, which are added up without rounding."""
     x = np.random.default_rng(2).integers(-1000, 1000, (1, count)).astype(np.float32)
-    assert added(jnp.asarray(x)) == x.sum(dtype=np.int64)
+    assert float(added(jnp.asarray(x))) == x.sum(dtype=np.int64)
