@@ -2,6 +2,7 @@
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -68,11 +69,15 @@ def test_the_smoothed_form_is_below_close_and_has_the_best_weights(seed, width):
     caps = caps / jnp.minimum(jnp.sum(caps), 1)  # enough for a whole
     goods = pieces.Goods(jnp.asarray(x), caps)
     draw = np.random.default_rng(seed)
+    centre: Any
+    other: Any
     centre, other = (
         pieces.on_simplex(goods, jnp.asarray(draw.uniform(0, 1, len(x)))) for _ in range(2)
     )
+    w: Any
     value, w = pieces.smooth_max(goods, width, centre)
     top = float(pieces.value_of(goods))
+    weights: Any
     for weights in (w, centre, other, pieces.exact_weights(goods), pieces.nearest_weights(other)):
         np.testing.assert_allclose(jnp.sum(weights.shares), 1, rtol=1e-9)
         assert np.all(weights.shares >= -1e-12)

@@ -1,6 +1,7 @@
 """What solve finds out about the assumptions, says, and records."""
 
 import json
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -174,7 +175,8 @@ def test_old_and_foreign_files(tmp_path):
     ):
         new = {k: v for k, v in header.items() if k != "assumptions"}
         new |= {} if names is None else {"assumptions": names}
-        np.savez(path, **(arrays | {"structure": np.array(json.dumps(new))}))
+        changed: dict[str, Any] = arrays | {"structure": np.array(json.dumps(new))}
+        np.savez(path, **changed)
         if wrong is not None:
             with pytest.raises(sc.ProblemError, match=wrong):
                 sc.Certificate.load(path, problem)

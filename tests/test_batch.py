@@ -1,5 +1,7 @@
 """Batches: the same answers as one by one, whatever leaves the batch when."""
 
+from typing import Any, cast
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -56,8 +58,9 @@ def test_shared_arrays_are_not_stacked():
         for r in (0.01, 0.02, 0.05)
     ]
     batch = sc.stack(problems)
-    weights = batch.problem.stages[0].params
-    for stacked, alone in zip(weights.values(), problem.stages[0].params.values(), strict=True):
+    several: Any = batch.problem.stages[0]
+    weights, one = several.params, cast(Any, problem.stages[0]).params
+    for stacked, alone in zip(weights.values(), one.values(), strict=True):
         assert stacked is alone
     solutions = sc.solve_batch(batch, rtol=1e-5)
     assert all(status.solved for status in solutions.status)
@@ -102,7 +105,7 @@ def test_finished_lanes_leave_the_batch():
 def test_lanes_kept_on_a_device_are_those_kept_on_the_host(some, monkeypatch):
     # Limits that some lanes reach in different phases, so that batches shrink and change solvers.
     problems = [problem for problem, _ in some]
-    options = dict(rtol=1e-5, target=-6.0, max_iterations=15)
+    options: dict[str, Any] = dict(rtol=1e-5, target=-6.0, max_iterations=15)
     on_host = sc.solve_batch(problems, **options)
     assert len({status.name for status in on_host.status}) > 1
     assert len(set(on_host.iterations.tolist())) > 3
@@ -141,7 +144,7 @@ def test_bad_batches_are_refused(some):
     with pytest.raises(sc.ProblemError, match="at least one problem"):
         sc.solve_batch([])
     with pytest.raises(sc.ProblemError, match="Entry 1 of the batch is no Problem"):
-        sc.solve_batch([problems[0], 3])
+        sc.solve_batch([problems[0], 3])  # pyright: ignore[reportArgumentType]
     with pytest.raises(sc.ProblemError, match="structure"):
         sc.solve_batch([problems[0], sc.Problem(problems[0].inputs, (), lambda s, z: s[0])])
     other, _ = random_linear_problem(0, width=5)

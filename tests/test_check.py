@@ -1,5 +1,7 @@
 """check() finds what is wrong, shows it, and is silent about what is right."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,7 +63,8 @@ def test_the_witness_shows_the_violation():
     wrong = WRONG["lower not convex"]
     (violation,) = [v for v in sc.check(wrong).violations if v.kind == "lower not convex"]
     (a, _), (b, _) = violation.witness
-    lower = wrong.stages[0].lower
+    stage: Any = wrong.stages[0]
+    lower = stage.lower
     excess = lower((a + b) / 2, ()) - (lower(a, ()) + lower(b, ())) / 2
     assert excess[violation.entry] == pytest.approx(violation.amount)
 

@@ -1,5 +1,7 @@
 """Side constraints: solved, bounded, certified, and refuted where nothing satisfies them."""
 
+from typing import Any, cast
+
 import cvxpy as cp
 import hypothesis.strategies as st
 import jax
@@ -125,7 +127,9 @@ def test_random_quadratic_programs_are_bracketed_or_refuted(seed, shift):
     truth = cp.Problem(
         cp.Minimize(0.5 * cp.sum_squares(root @ x) + c @ x), [A @ x <= b, cp.abs(x) <= 1]
     )
-    optimum = truth.solve(solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
+    optimum: Any = truth.solve(
+        solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+    )
     assert solution.status is sc.Status.GAP_REACHED, (solution, optimum)
     assert solution.bound <= optimum + 1e-8
     assert solution.value >= optimum - 1e-8
@@ -279,7 +283,7 @@ def test_constraints_that_are_not_convex_are_errors():
     ("constraint", "message"),
     [
         (3.0, "Constraint 0 must be a Constraint or a function"),
-        (sc.Constraint(3.0), "Constraint 0 must be a function"),
+        (sc.Constraint(cast(Any, 3.0)), "Constraint 0 must be a function"),
         (lambda s, z: jnp.sum(s > 0), "Constraint 0 returns int"),
         (lambda s, z: z[0], "Constraint 0 reads block 0"),
         (lambda s, z: s[:0], "Constraint 0 has no entries"),

@@ -34,7 +34,7 @@ def violated(function, low, high) -> float:
 
 
 def scanned(s):
-    return jax.lax.scan(lambda c, x: (jnp.maximum(c, x) + jnp.abs(x), c), 0.0, s)[0]
+    return jax.lax.scan(lambda c, x: (jnp.maximum(c, x) + jnp.abs(x), c), jnp.zeros(()), s)[0]
 
 
 # name: (function, low, high) on the box [low, high]^3

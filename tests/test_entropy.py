@@ -1,5 +1,7 @@
 """Infinite slopes at the border: entropy in all its spellings, and what stands behind it."""
 
+from typing import Any
+
 import cvxpy as cp
 import jax.numpy as jnp
 import jax.scipy.special as js
@@ -91,10 +93,11 @@ def test_entropy_with_kinks():
     s = cp.Variable(8)
     kinks = cp.sum(cp.abs(A @ s - b))
     stated = cp.Minimize(-cp.sum(cp.entr(s)) + COSTS @ s + 0.5 * kinks)
-    optimum = cp.Problem(stated, [cp.sum(s) == 1]).solve(
+    whole: Any = cp.sum(s) == 1
+    optimum: Any = cp.Problem(stated, [whole]).solve(
         solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10
     )
-    assert np.abs(A @ s.value - b).min() < 1e-8  # at a kink
+    assert np.abs(A @ np.asarray(s.value) - b).min() < 1e-8  # at a kink
     assert solution.status is sc.Status.GAP_REACHED
     assert solution.bound - 1e-8 <= optimum <= solution.value + 1e-8
 

@@ -13,6 +13,7 @@ import pkgutil
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import cvxpy as cp
 import jax
@@ -48,7 +49,7 @@ def optimum(objective, constraints):
     problem = cp.Problem(cp.Minimize(objective), constraints)
     problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
     assert problem.status == cp.OPTIMAL
-    return float(problem.value)
+    return float(np.asarray(problem.value))
 
 
 def assert_solved(solution, truth, rtol=1e-6):
@@ -116,7 +117,7 @@ def test_example_transformer_digits(capsys):
             *draw.choice([-1, 1], (20, *image.shape)),
         ):
             moved = np.clip(image + example["RADIUS"] * move, 0, 1).astype(np.float32)
-            (logits,) = session.run(None, {"image": moved[None]})
+            (logits,) = map(np.asarray, session.run(None, {"image": moved[None]}))
             assert logits[0, label] - np.delete(logits[0], label).max() >= lead - 1e-4
 
 
@@ -321,7 +322,7 @@ def assert_same_output(printed: str, expected: str, where: str) -> None:
         assert abs(float(seen) - float(wanted)) <= 2 * unit, f"{where}: {seen}, not {wanted}"
 
 
-def run_page(page):
+def run_page(page) -> dict[str, Any]:
     """Runs the blocks of a page, compares what they print, and returns the names they define."""
     namespace = {"__name__": "page"}
     for line, code, expected in blocks_of((ROOT / page).read_text(encoding="utf-8")):
@@ -444,7 +445,9 @@ def test_options_on_the_page_of_solvers():
     """The defaults in the table of options are those of the class."""
     text = (ROOT / "docs/solvers.md").read_text(encoding="utf-8")
     table = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", text, re.MULTILINE))
-    fields = {field.name: field.default for field in dataclasses.fields(sc.solvers.Polish)}
+    fields: dict[str, Any] = {
+        field.name: field.default for field in dataclasses.fields(sc.solvers.Polish)
+    }
     assert {name: float(value) for name, value in table.items()} == {
         name: float(value) for name, value in fields.items() if name not in ("patience", "progress")
     }

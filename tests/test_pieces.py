@@ -1,5 +1,7 @@
 """Nonsmooth pieces: exact values, smoothed forms, slopes, and where they may stand."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,7 @@ def test_values_are_those_of_numpy(x):
 @given(rows, st.floats(1e-3, 10), st.integers(0, 2**31))
 def test_smoothed_maximum_is_below_close_and_smooth(x, width, seed):
     centre = np.random.default_rng(seed).dirichlet(np.ones(x.shape[-1]), size=3)
+    w: Any
     value, w = pieces.smooth_max(jnp.asarray(x), width, centre)
     top = np.max(x, -1)
     assert np.all(value <= top + 1e-12 * (1 + np.abs(top)))
@@ -97,6 +100,7 @@ def test_static_arguments_pass_through():
         return sc.max(x * params["scale"], axis=params["axis"])
 
     arguments = ({"scale": 2.0, "axis": 0}, jnp.array([[1.0, 5.0], [3.0, 2.0]]))
+    records: Any
     out, records = pieces.evaluate(function, arguments, lambda x, _: (pieces.value_of(x), x))
     np.testing.assert_array_equal(out, [6.0, 10.0])
     assert records[0].shape == (2, 2)

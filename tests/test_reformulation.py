@@ -293,7 +293,7 @@ def _gradient_of_lagrangian(batch, multipliers):
 
         return jax.grad(lagrangian, argnums=(0, 1))(s, blocks)
 
-    return jax.vmap(one)(*batch, multipliers)
+    return jax.vmap(one)(batch[0], batch[1], batch[2], multipliers)
 
 
 def test_consistent_multipliers_leave_no_slope_in_the_blocks(everything):

@@ -174,7 +174,7 @@ def test_simplex_projection_keeps_dtype_and_digits(dtype):
     eps, rng = np.finfo(dtype).eps, np.random.default_rng(2)
     x = project(Simplex(1000, 3.0), rng.normal(size=1000).astype(dtype))
     assert x.dtype == dtype
-    assert abs(np.sum(x, dtype=float) - 3.0) <= 100 * eps
+    assert abs(np.sum(np.asarray(x), dtype=float) - 3.0) <= 100 * eps
     # A common offset that swamps the sum must not: 2**20 + 1/8 is exact in single precision.
     far = np.array([2**20 + 0.125, 2**20, -(2.0**30)], dtype)
     np.testing.assert_allclose(project(Simplex(3), far), [0.5625, 0.4375, 0.0], atol=4 * eps)

@@ -27,7 +27,6 @@ PUBLIC = {
 # What is still to be done: none may be added.
 LONG = {
     "stagecert.batch.BatchSolution.__init__",
-    "stagecert.networks.bounding.bounds._bound_chunk",
     "stagecert.networks.bounding.opening._forward",
     "stagecert.networks.bounding.search.search",
     "stagecert.networks.bounding.envelope_bounds.improve",

@@ -158,9 +158,10 @@ def _corridor(seed):
     )
     J = np.linalg.solve(np.eye(3) - B, np.hstack([A, 2 * np.diag(b)]))
     L = np.linalg.eigvalsh(J.T @ J + np.diag([1.0, 1, 0, 0, 0]))[-1]
-    D_s, D_z = 2 * np.sqrt(2), 2 * np.linalg.norm(reach)
+    D_s, D_z = 2 * np.sqrt(2), 2 * float(np.linalg.norm(reach))
     gamma = 1.999 * b.min()
-    return Known(f"corridor {seed}", problem, None, L, D_s, D_z, 2 * np.linalg.norm(b), gamma)
+    c = 2 * float(np.linalg.norm(b))
+    return Known(f"corridor {seed}", problem, None, L, D_s, D_z, c, gamma)
 
 
 KNOWN = [_wide_lens(), _nested_lens(), *map(_corridor, range(6))]

@@ -198,4 +198,4 @@ def test_bad_options_are_refused(options, message):
 
 def test_not_a_problem():
     with pytest.raises(sc.ProblemError, match=r"Expected a stagecert.Problem, got dict"):
-        sc.solve({})
+        sc.solve({})  # pyright: ignore[reportArgumentType]

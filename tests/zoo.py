@@ -111,7 +111,7 @@ class Model:
         self.blocks = []
         self.pairs = []
 
-    def stage(self, shape, lower, upper):
+    def stage(self, shape, lower: Any, upper: Any):
         """Adds a block; `lower` and `upper` are lists, or functions z -> list for a scan."""
         z = cp.Variable(shape)
         lower = lower(z) if callable(lower) else lower
@@ -137,7 +137,7 @@ class Model:
         """Solves; `extra` puts the inputs in their set. `unique`: "all", "primal" or "value"."""
         problem = cp.Problem(cp.Minimize(objective), [*self.constraints, *extra])
         _solve_linear(problem) if linear else _solve_conic(problem)
-        value = float(problem.value)
+        value = float(np.asarray(problem.value))
         if unique == "value":
             return Truth(value)
         primal = jax.tree.map(lambda variable: np.asarray(variable.value), inputs)
@@ -292,7 +292,7 @@ def _truth_flat():
     last, middle = np.ones(2), 2 * w + p["h"]
     # A positive multiplier belongs to mu, of slope 1 + 2 in z_1; a negative one to eta, 1 - 1/2.
     first = np.where(middle > 0, 3 * middle, 0.5 * middle)
-    return Truth(float(problem.value), s.value, (w, w, w**2), (first, middle, last))
+    return Truth(float(np.asarray(problem.value)), s.value, (w, w, w**2), (first, middle, last))
 
 
 _add("flat", _make_flat, _truth_flat, smooth=True, source="Clarabel; width zero at the centre")
@@ -787,7 +787,9 @@ def _truth_entropy():
     def shares(level):
         return np.maximum(0, np.exp(level - 1 - g) - 0.05)
 
-    s = shares(brentq(lambda level: shares(level).sum() - 1, -10, 10, xtol=1e-14, rtol=1e-14))
+    s = shares(
+        brentq(lambda level: shares(level).sum() - 1, -10, 10, xtol=1e-14, rtol=np.float64(1e-14))
+    )
     z = (s + 0.05) * np.log(s + 0.05)
     return Truth(float(z.sum() + g @ s), s, (z,), (np.ones(8),))
 

@@ -57,7 +57,7 @@ def _optimum(cost, constraints, linear=False, primal=None, sides=None) -> Truth 
         return None
     _solve_linear(problem) if linear else _solve_conic(problem)
     return Truth(
-        float(problem.value),
+        float(np.asarray(problem.value)),
         None if primal is None else np.asarray(primal.value),
         None if sides is None else tuple(np.stack([*map(_dual_of, s)]).squeeze() for s in sides),
     )

@@ -13,27 +13,16 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from benchmarks.networks.peers.common import load_problems
 from stagecert import networks
-from stagecert.networks.bounding.bounds import boxes_at_once
+from stagecert.compiling import compiled
+from stagecert.networks.bounding.jobs import boxes_at_once
 from stagecert.networks.bounding.relaxation import split
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 STEPS = (1, 2, 3, 4, 6, 9, 14, 20)
-
-
-_compiling = [0.0]
-
-
-def _note_compilation(event: str, seconds: float, **_) -> None:
-    if event.removeprefix("/jax/core/compile/") in (
-        "backend_compile_duration",
-        "jaxpr_to_mlir_module_duration",
-    ):
-        _compiling[0] += seconds
 
 
 def _timed(function, first: int):
@@ -44,12 +33,12 @@ def _timed(function, first: int):
     """
     function(first)
     for _ in range(3):
-        begin, wall, before = time.process_time(), time.perf_counter(), _compiling[0]
+        begin, wall, before = time.process_time(), time.perf_counter(), compiled()[1]
         result = function(None)
         times = {
             "cpu": time.process_time() - begin,
             "wall": time.perf_counter() - wall,
-            "compiling": _compiling[0] - before,
+            "compiling": compiled()[1] - before,
         }
         if times["compiling"] == 0:
             break
@@ -118,7 +107,6 @@ def run(
 
 def main() -> None:
     """Writes one JSON file."""
-    jax.monitoring.register_event_duration_secs_listener(_note_compilation)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", type=Path, required=True)
     parser.add_argument("--images", type=int, default=36)

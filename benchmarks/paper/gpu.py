@@ -29,7 +29,7 @@ from benchmarks.networks.peers.common import load_problems
 from stagecert import machine, networks
 from stagecert.errors import ProblemError
 from stagecert.files import write_whole
-from stagecert.networks.bounding import bounds, opening
+from stagecert.networks.bounding import accelerated, bounds, opening
 from stagecert.networks.bounding.relaxation import split
 from stagecert.networks.operations import Linear
 
@@ -49,11 +49,11 @@ KERNELS = (
 SEARCH = ("search: first steps", "search: what is left, evaluated")
 RIGOROUS = ("intervals", "wedges", "evaluation")
 PHASES = (
-    (bounds, "enclose", "intervals"),
-    (bounds, "relax", "wedges"),
+    (accelerated, "enclose", "intervals"),
+    (accelerated, "relax", "wedges"),
     (opening, "opened", SEARCH[0]),
-    (bounds, "checked_in_groups", "evaluation"),
-    (bounds, "_searched", SEARCH[1]),
+    (accelerated, "checked_in_groups", "evaluation"),
+    (accelerated, "_searched", SEARCH[1]),
 )
 
 

@@ -1,5 +1,7 @@
 """Linear-quadratic control against Riccati's recursion, dense least squares and Clarabel."""
 
+from typing import Any
+
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -41,7 +43,7 @@ def masses(count=4, horizon=100, seed=0, dt=0.1, **changes):
     rng = np.random.default_rng(seed)
     one, zero = np.eye(count), np.zeros((count, count))
     A, B = np.block([[one, dt * one], [zero, one]]), np.vstack([zero, dt * one])
-    given = dict(
+    given: dict[str, Any] = dict(
         Q=np.repeat([1.0, 0.1], count), R=np.full(count, 0.1),
         initial=np.concatenate([3 * rng.normal(size=count), rng.normal(size=count)]),
         horizon=horizon, lower=-1.0, upper=1.0,
@@ -82,7 +84,7 @@ def by_clarabel(p):
     problem = cp.Problem(cp.Minimize(0.5 * cost), rules)
     problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     assert problem.status == cp.OPTIMAL
-    return float(problem.value)
+    return float(np.asarray(problem.value))
 
 
 def assert_valid(p, found, truth, rtol):
@@ -118,8 +120,8 @@ def dense_optimum(p):
         into[:, t * m : (t + 1) * m] += p.B[t]
         state = p.A[t] @ state + p.offset[t]
         map_u[t], free[t] = into, state
-    H = sum(map_u[t].T @ p.Q[t] @ map_u[t] for t in range(T))
-    g = sum(map_u[t].T @ p.Q[t] @ (free[t] - p.reference[t]) for t in range(T))
+    H: Any = sum(map_u[t].T @ p.Q[t] @ map_u[t] for t in range(T))
+    g: Any = sum(map_u[t].T @ p.Q[t] @ (free[t] - p.reference[t]) for t in range(T))
     for t in range(T):
         here = slice(t * m, (t + 1) * m)
         H[here, here] += p.R[t]
@@ -318,7 +320,9 @@ def test_limits_are_kept():
 
 # -- bad input ------------------------------------------------------------------------------------
 
-GOOD = dict(A=np.eye(2), B=np.ones((2, 1)), Q=np.eye(2), R=np.eye(1), initial=[1.0, 0.0], horizon=5)
+GOOD: dict[str, Any] = dict(
+    A=np.eye(2), B=np.ones((2, 1)), Q=np.eye(2), R=np.eye(1), initial=[1.0, 0.0], horizon=5
+)
 TIMED = np.repeat(np.eye(2)[None], 5, axis=0)
 INDEFINITE = TIMED.copy()
 INDEFINITE[3] = [[1.0, 2.0], [2.0, 1.0]]
@@ -331,6 +335,9 @@ INDEFINITE[3] = [[1.0, 2.0], [2.0, 1.0]]
         (dict(Q=INDEFINITE), r"Q\[3\] is indefinite"),
         (dict(Q=[1.0, -1.0]), "Q is indefinite"),
         (dict(Q=[[1.0, 0.5], [0.0, 1.0]]), r"Q is not symmetric at \[0, 1\]"),
+        (dict(Q=2.0), r"Q is a single number; .* its diagonal, \(2,\): np.full\(2, 2.0\)"),
+        (dict(R=0.5), r"R is a single number; it must be a matrix \(1, 1\)"),
+        (dict(initial=[1.0, 0.0, 0.0]), "initial has 3 entries, but A and B are those of 2 states"),
         (dict(R=[-1.0]), "R is indefinite"),
         (dict(R=[0.0]), "R is not positive definite"),
         (dict(terminal=[1.0, -2.0]), "terminal is indefinite"),

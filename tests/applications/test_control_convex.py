@@ -1,5 +1,7 @@
 """Dynamics in a wedge and convex stage costs against Clarabel."""
 
+from typing import Any
+
 import cvxpy as cp
 import jax
 import jax.numpy as jnp
@@ -73,7 +75,7 @@ def wedge_by_clarabel(p):
     )
     problem.solve(solver=cp.CLARABEL)
     assert problem.status == cp.OPTIMAL
-    return float(problem.value)
+    return float(np.asarray(problem.value))
 
 
 def assert_feasible(p, found, slack=1e-10):
@@ -159,7 +161,7 @@ def test_marginally_stable_wedge_equals_clarabel():
         ),
         [x[0] == p.initial, cp.abs(u) <= 1, off <= room, -off <= room],
     )
-    truth = problem.solve(solver=cp.CLARABEL)
+    truth = float(np.asarray(problem.solve(solver=cp.CLARABEL)))
     assert found.status is Status.GAP_REACHED
     assert found.bound <= truth * (1 + 1e-7)
     assert truth <= found.value * (1 + 1e-7)
@@ -195,7 +197,7 @@ def test_convex_costs_on_balls_equal_clarabel():
         [x[0] == p.initial, x[1:] == x[:-1] @ A.T + u @ B.T]
         + [cp.norm(u[t] - middle) <= radius for t in range(15)],
     )
-    truth = problem.solve(solver=cp.CLARABEL)
+    truth = float(np.asarray(problem.solve(solver=cp.CLARABEL)))
     assert found.status is Status.GAP_REACHED
     assert found.value == pytest.approx(truth, rel=2e-6)
     assert found.bound <= truth * (1 + 1e-8)
@@ -245,7 +247,9 @@ def test_balls():
 
 # -- bad input ------------------------------------------------------------------------------------
 
-GOOD = dict(cost=huber_cost, lower=linear, upper=None, initial=[1.0, 0.0], horizon=4)
+GOOD: dict[str, Any] = dict(
+    cost=huber_cost, lower=linear, upper=None, initial=[1.0, 0.0], horizon=4
+)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +275,7 @@ def test_bad_data(changes, message):
 
 
 def test_costs_that_are_no_number_or_not_convex_are_told():
-    box = dict(low=[-1.0, -1.0], high=1.0)
+    box: dict[str, Any] = dict(low=[-1.0, -1.0], high=1.0)
     for cost, message in (
         (lambda x, u: x**2, r"cost must return one number, .* of shape \(\d,\); jnp.sum"),
         (lambda x, u: -jnp.sum(x**2), "The objective: it is not convex"),

@@ -27,7 +27,8 @@ def optimum(start, speed, rate) -> float:
     rows += [cp.abs(x[1:, 1]) <= speed, cp.abs(u[1:] - u[:-1]) <= rate]
     cost = 0.5 * (cp.sum_squares(x[1:, 0]) + 0.2 * cp.sum_squares(x[1:, 1]))
     problem = cp.Problem(cp.Minimize(cost + 0.05 * cp.sum_squares(u)), rows)
-    return float(problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11))
+    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11)
+    return float(np.asarray(problem.value))
 
 
 def test_the_gap_of_what_is_infeasible_is_infinite_and_not_nan():
@@ -78,7 +79,8 @@ def limited_optimum(p) -> float:
     cost = cp.sum(cp.multiply(np.diag(p.Q[0])[None], cp.square(x[1:] - p.reference)))
     cost += cp.sum(cp.multiply(np.diag(p.R[0])[None], cp.square(u)))
     problem = cp.Problem(cp.Minimize(0.5 * cost), rows)
-    return float(problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11))
+    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11)
+    return float(np.asarray(problem.value))
 
 
 def exact_dual(p, multipliers, pull) -> Fraction:

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -64,7 +65,8 @@ def test_weights_count_as_copies_and_zeros_as_absent():
     X, y = data(120)
     weight = np.random.default_rng(2).integers(0, 4, 120)
     weighted = IsotonicRegression(loss="huber", delta=0.2).fit(X, y, sample_weight=weight)
-    copies = clone(weighted).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
+    again: Any = clone(weighted)
+    copies = again.fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
     assert weighted.objective_ == pytest.approx(copies.objective_, rel=1e-9)
     np.testing.assert_allclose(weighted.predict(X), copies.predict(X), atol=1e-7)
 
@@ -141,7 +143,7 @@ def test_the_direction_is_found_as_scikit_learn_finds_it(sign):
     x = draw.random(40)
     y = sign * x + 0.1 * draw.normal(size=40)
     ours = IsotonicRegression(increasing="auto").fit(x, y)
-    theirs = SklearnIsotonic(increasing="auto", out_of_bounds="clip").fit(x, y)
+    theirs = SklearnIsotonic(increasing=cast(Any, "auto"), out_of_bounds="clip").fit(x, y)
     assert ours.increasing_ == theirs.increasing_ == (sign == 1)
     np.testing.assert_allclose(ours.predict(x), theirs.predict(x), atol=1e-9)
     both = IsotonicRegression(increasing=["auto", -1]).fit(np.c_[x, x], y)
@@ -176,4 +178,4 @@ def test_the_missing_extra_is_named(monkeypatch):
 
 def test_what_coordinatewise_returns_is_no_order():
     with pytest.raises(ProblemError, match=r"not a tuple.*fit\(y, order, node=node\)"):
-        isotonic.fit(np.zeros(2), isotonic.coordinatewise(np.eye(2)))
+        isotonic.fit(np.zeros(2), cast(Any, isotonic.coordinatewise(np.eye(2))))

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import cvxpy as cp
 import jax.numpy as jnp
@@ -58,7 +59,7 @@ def robust_value(process, nominal, effects, mixture=False, budget=None):
                 rows.append(row)
                 right.append(-constant)
     total = np.concatenate([np.zeros(T * S), np.ones(count)])
-    equal = {}
+    equal: dict[str, Any] = {}
     if mixture:
         equal = dict(A_eq=total[None], b_eq=[1.0])
     else:
@@ -250,14 +251,14 @@ def test_environments_equal_highs(name, horizon):
     assert_robust(solve(process, chosen), truth, process, chosen)
 
 
-def robust_value_sparse(process, nominal, effects, mixture=False, budget=None):
+def robust_value_sparse(process, nominal, effects, mixture=False, budget: Any = None):
     """The same programme by CVXPY, for more states; rewards do not change over time."""
     moves = [
         process.matrix(0)[a * process.states : (a + 1) * process.states]
         for a in range(process.actions)
     ]
     x = cp.Variable(len(effects), nonneg=True)
-    limits = [cp.sum(x) == 1] if mixture else [cp.sum(x) <= budget, x <= 1]
+    limits: Any = [cp.sum(x) == 1] if mixture else [cp.sum(x) <= budget, x <= 1]
     later = process.final
     for _ in range(process.horizon):
         value = cp.Variable(process.states)
@@ -393,7 +394,8 @@ def test_one_step_is_a_matrix_game(seed):
     rng = np.random.default_rng(seed)
     payoff = rng.normal(size=(4, 5))  # scenario, action
     p, v = cp.Variable(5, nonneg=True), cp.Variable()
-    problem = cp.Problem(cp.Maximize(v), [payoff @ p >= v, cp.sum(p) == 1])
+    limits: Any = [payoff @ p >= v, cp.sum(p) == 1]
+    problem = cp.Problem(cp.Maximize(v), limits)
     problem.solve(solver=cp.HIGHS)
     process = MDP(np.ones((5, 1, 1)), 1)
     found = solve(process, Mixture(payoff[:, None, :]))
@@ -468,10 +470,11 @@ def test_limits_still_give_proofs():
     process = random_mdp(rng, states=20, actions=4, horizon=10)
     rewards = Budget(rng.normal(size=(20, 4)), 1.0, 12.0, over_time=True)
     truth = solve(process, rewards).value
-    for options, status in (
+    limits: list[tuple[dict[str, Any], sc.Status]] = [
         (dict(max_iterations=10), sc.Status.ITERATION_LIMIT),
         (dict(time_limit=0.0), sc.Status.TIME_LIMIT),
-    ):
+    ]
+    for options, status in limits:
         found = solve(process, rewards, **options)
         assert found.status is status
         assert found.bound <= truth + 1e-6

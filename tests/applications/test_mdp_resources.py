@@ -1,6 +1,7 @@
 """Policies within budgets against HiGHS, over the visits of all times, states and actions."""
 
 from fractions import Fraction
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -218,8 +219,9 @@ def test_limits_still_give_proofs():
     mdp = process(rng)
     tables = rng.normal(size=(4, STATES, ACTIONS))
     resources = (Resource(rng.uniform(size=(STATES, ACTIONS)), 1.8),)
-    optimum = truth(mdp, over_time(tables), resources)
-    for options in ({"max_iterations": 3}, {"time_limit": 0.0}):
+    optimum: Any = truth(mdp, over_time(tables), resources)
+    limits: list[dict[str, Any]] = [{"max_iterations": 3}, {"time_limit": 0.0}]
+    for options in limits:
         found = solve(mdp, Mixture(tables), resources=resources, **options)
         assert found.status in (Status.ITERATION_LIMIT, Status.TIME_LIMIT)
         assert found.bound - 1e-9 <= optimum <= found.value + 1e-9
@@ -231,7 +233,7 @@ def test_limits_still_give_proofs():
         (["fuel"], "resources\\[0\\] must be a Resource, not str"),
         (Resource(np.ones((2, 2)), 1.0, name="fuel"), "resources\\[0\\] \\(fuel\\) has shape"),
         (Resource(np.ones((STATES, ACTIONS)), np.nan), "budget .* = nan"),
-        (Resource(np.ones((STATES, ACTIONS)), [1.0, 2.0]), "one number"),
+        (Resource(np.ones((STATES, ACTIONS)), cast(Any, [1.0, 2.0])), "one number"),
         (Resource(np.ones((STATES, ACTIONS)), 1.0, tolerance=-1.0), "tolerance"),
     ],
 )

@@ -11,6 +11,7 @@ from flint import arb
 import stagecert as sc
 from benchmarks.core.exact import FAMILIES
 from benchmarks.core.rigor import certificate_at_centre, compare
+from stagecert import pieces
 from stagecert.applications.control.convex import Balls
 from stagecert.enclosure import intervals as iv
 from stagecert.enclosure import primitives, rigorous_bound
@@ -139,7 +140,7 @@ def test_slack_of_the_objective_leaves_most_of_the_curvature():
     problem = sc.Problem(
         sc.Box(-np.ones(2), np.ones(2)), (), sc.Objective(value, curvature_inputs=1.0)
     )
-    weights = (sc.pieces.First(np.array(1.0)),)
+    weights = (pieces.First(np.array(1.0)),)
     certificate = sc.Certificate(np.array([0.3, -0.2]), (), (), ((), weights), 0.0)
     plain, found = certificate.derive(problem), certificate.derive(problem, rigorous=True)
     optimum = 0.7 - 0.1**2 / 2
@@ -277,11 +278,12 @@ def test_a_processor_that_flushes_to_zero_is_refused(monkeypatch):
 
 
 def test_data_in_single_precision_is_taken_as_it_is():
-    with jax.enable_x64(False):
+    # The function closes over single precision, and is evaluated in double.
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         c = jnp.asarray([0.1, -0.7], jnp.float32)
         problem = sc.Problem(sc.Box(-jnp.ones(2), jnp.ones(2)), (), lambda s, z: c @ s)
         found = _derived(problem, np.zeros(2, np.float32), rigorous=True)
-        assert not jax.config.jax_enable_x64
+        assert jnp.zeros(1).dtype == jnp.float32
     exact = -float(c[0]) + float(c[1])
     assert found <= exact
     assert found == pytest.approx(exact, rel=1e-14)

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import cvxpy as cp
 import numpy as np
@@ -55,7 +56,7 @@ def test_our_bound_and_value_enclose_the_optimum():
     found = networks.bound(network, low[None], high[None], row[None], rtol=1e-5)
     for intermediate in ("backward", found.intermediate):
         exported = networks_to_cvxpy(network, low, high, row, intermediate=intermediate)
-        optimum = exported.problem.solve(solver="HIGHS")
+        optimum: Any = exported.problem.solve(solver="HIGHS")
         assert found.bound[0, 0] - 1e-7 <= optimum <= found.value[0, 0] + 1e-7
         assert optimum - found.bound[0, 0] <= 1e-4 * max(abs(optimum), 0.01)
 
@@ -136,7 +137,7 @@ def test_bad_input_is_named():
     with pytest.raises(sc.ProblemError, match="objectives must have shape"):
         networks_to_cvxpy(relu, *box, [1.0, 0.0, 2.0])
     with pytest.raises(sc.ProblemError, match="A box is empty"):
-        networks_to_cvxpy(relu, *box[::-1], [1.0, 0.0])
+        networks_to_cvxpy(relu, box[1], box[0], [1.0, 0.0])
 
 
 def test_two_inputs():

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ QUICK = ["softplus_net", "lqr_box", "box_and_ball", "max_pool", "entropy"]
 def _export_agrees(case):
     exported = to_cvxpy(case.make())
     assert exported.problem.is_dcp()
-    optimum = exported.problem.solve(solver="CLARABEL")
+    optimum: Any = exported.problem.solve(solver="CLARABEL")
     assert optimum == pytest.approx(case.value, rel=1e-6, abs=1e-6)
     return exported, optimum
 

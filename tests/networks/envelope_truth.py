@@ -41,7 +41,8 @@ def convolved(seed: int):
             (draw.normal(size=(6, 2)), np.zeros(2))]  # fmt: skip
 
     def conv(x):
-        return jax.lax.conv_general_dilated(x[None], kernel, (2, 2), ((1, 0), (1, 0)))[0]
+        weights = jnp.asarray(kernel)
+        return jax.lax.conv_general_dilated(x[None], weights, (2, 2), ((1, 0), (1, 0)))[0]
 
     def function(x):
         x = jax.nn.relu(conv(x) + shift[:, None, None]).reshape(-1)
@@ -106,11 +107,11 @@ def least(chain, low, high, arguments, row, cuts: bool = True) -> float:
         found = linprog(cost, A_ub=np.array(rows), b_ub=np.array(limits), bounds=bounds)
         assert found.status == 0
         count = len(rows)
-        for k, (lows, highs) in enumerate(arguments if cuts else ()):
+        for k, (lows, highs) in enumerate(arguments if cuts else []):
             matrix, constant = chain[k]
             x = found.x[first[k] : first[k + 1]]
             for j in np.flatnonzero((lows < 0) & (highs > 0)):
-                slopes, top, height = _cut(matrix[:, j], constant[j], *ends[k], x)
+                slopes, top, height = _cut(matrix[:, j], constant[j], ends[k][0], ends[k][1], x)
                 if found.x[first[k + 1] + j] > height + 3e-7:
                     add(k, j, slopes, top, 1)
         if len(rows) == count:

@@ -64,7 +64,7 @@ def test_attention_of_both_exporters(body):
     network = load(model)
     x = np.random.default_rng(1).normal(size=(4, TOKENS, WIDTH)).astype(np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    truth = np.stack([session.run(None, {"x": one[None]})[0].ravel() for one in x])
+    truth = np.stack([np.ravel(np.asarray(session.run(None, {"x": one[None]})[0])) for one in x])
     np.testing.assert_allclose(np.asarray(network(x)), truth, rtol=1e-4, atol=1e-5)
     # Scores, exponentials of their differences, one reciprocal, and the values' shares.
     found = [

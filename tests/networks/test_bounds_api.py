@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import models
 import numpy as np
@@ -100,7 +101,7 @@ def test_messages(what):
 
 def test_other_things_than_networks_and_points_of_another_size():
     with pytest.raises(ProblemError, match=r"not function: from networks\.load"):
-        networks.bound(lambda x: x, LOW, HIGH)
+        networks.bound(lambda x: x, LOW, HIGH)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ProblemError, match=r"shape \(batch, 3\), but has shape \(4,\)"):
         NET(np.zeros(4))
     assert repr(NET) == "Network(input (3,), 2 outputs, 8 nodes, 71 parameters)"
@@ -218,7 +219,8 @@ def test_thresholds_stop_the_search():
 
 def test_limits_leave_valid_bounds():
     exact = networks.bound(NET, LOW, HIGH, rtol=1e-5)
-    for limit in (dict(max_iterations=1), dict(time_limit=1e-9)):
+    limits: list[dict[str, Any]] = [dict(max_iterations=1), dict(time_limit=1e-9)]
+    for limit in limits:
         result = networks.bound(NET, LOW, HIGH, rtol=0.0, atol=0.0, **limit)
         assert np.all(np.isfinite(result.bound))
         assert np.all(result.bound <= exact.value)
@@ -239,10 +241,10 @@ def test_double_precision_closes_smaller_gaps():
 def test_chunks_change_nothing():
     low = LOW * RANDOM.random(LOW.shape)
     rows = RANDOM.normal(size=(4, 2, 2))
-    options = dict(intermediate="backward", rtol=1e-4)
+    options: dict[str, Any] = dict(intermediate="backward", rtol=1e-4)
     whole = networks.bound(NET, low, HIGH, rows, **options)
     parts = networks.bound(NET, low, HIGH, rows, memory=1e-7, **options)
-    tolerance = dict(rtol=1e-6, atol=1e-9)
+    tolerance: dict[str, Any] = dict(rtol=1e-6, atol=1e-9)
     for (l, u), (l2, u2) in zip(whole.intermediate, parts.intermediate, strict=True):
         np.testing.assert_allclose(l2, l, **tolerance)
         np.testing.assert_allclose(u2, u, **tolerance)
@@ -273,8 +275,7 @@ def test_ready_intervals_are_used_as_they_are():
 def test_the_method_of_intervals_is_intervals_throughout():
     """Not passes back for every neuron, which take minutes on large networks."""
     plain, told = (
-        networks.bound(NET, LOW, HIGH, method="ibp", **options)
-        for options in ({}, {"intermediate": "ibp"})
+        networks.bound(NET, LOW, HIGH, method="ibp", intermediate=how) for how in (None, "ibp")
     )
     np.testing.assert_array_equal(plain.bound, told.bound)
     # The network is evaluated once a box, and its value there serves for all objectives.

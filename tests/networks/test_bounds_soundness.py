@@ -12,6 +12,7 @@ import itertools
 import math
 import zlib
 from fractions import Fraction
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -218,7 +219,7 @@ SLOW = {"rational twice", "smooth twice"}
 WIDTHS = (0.0, 1e-12, 1e-6, 1e-2, 0.3, 1.0, 10.0, 1e6)
 
 
-def boxes(random, network):
+def boxes(random, network) -> tuple[Any, Any]:
     """A box of every width, one-sided ones and ones on the float32 grid; a tuple per input."""
     lows, highs = [], []
     for shape in network.input_shapes:
@@ -304,7 +305,7 @@ def truths(network, rows, found, kind):
     return values
 
 
-def assert_below(result, values, kind, slack=0):
+def assert_below(result, values, kind, slack: Any = 0):
     """No bound is above a value of the network, in exact arithmetic; and bounds are numbers."""
     assert not np.any(np.isnan(result.bound))
     assert not np.any(np.isnan(result.value))
@@ -334,8 +335,8 @@ def attack(name, seed, settings, ball=None):
     network = ARCHITECTURES[name](random)
     low, high = boxes(random, network)
     rows = np.stack([normal(random, 2, network.output_size) for _ in WIDTHS])
-    inside, options = (lambda x: x), {}
-    given = (low, high) if len(low) > 1 else (low[0], high[0])
+    inside, options = (lambda x: x), dict[str, Any]()
+    given: Any = (low, high) if len(low) > 1 else (low[0], high[0])
     shown = [x.reshape(len(x), *s) for x, s in zip(low, _shown(network), strict=True)]
     if ball is not None:
         centre = np.clip(0.5 * low[0] + 0.5 * high[0], low[0], high[0])
@@ -358,7 +359,8 @@ def attack(name, seed, settings, ball=None):
     for method, intermediate in settings:
         result = networks.bound(
             network,
-            *given,
+            given[0],
+            given[1],
             rows,
             method=method,
             intermediate=intermediate,

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from typing import Any
 
 import cvxpy as cp
 import models
@@ -13,7 +14,7 @@ from sklearn.neural_network import MLPClassifier
 from stagecert import networks
 from stagecert.networks import operations as op
 
-TIGHT = dict(atol=1e-7, rtol=1e-5, max_iterations=3000)
+TIGHT: dict[str, Any] = dict(atol=1e-7, rtol=1e-5, max_iterations=3000)
 
 
 def random_boxes(random, network, count, width):
@@ -25,7 +26,7 @@ def random_boxes(random, network, count, width):
 @functools.cache
 def trained(hidden):
     """A classifier of digits, trained for a moment: the network, and images it was not shown."""
-    data = load_digits()
+    data: Any = load_digits()
     x, y = data.data / 16, data.target
     classifier = MLPClassifier(hidden, max_iter=20, random_state=0, learning_rate_init=0.01)
     with warnings.catch_warnings():
@@ -39,7 +40,7 @@ def trained(hidden):
 # -- linear programs ------------------------------------------------------------------------------
 
 
-def assert_matches_program(network, low, high, rows, intermediate, precision="float32"):
+def assert_matches_program(network, low, high, rows, intermediate, precision: Any = "float32"):
     """Bounds and values enclose the optimum of the linear program, and bounds closely."""
     result = networks.bound(
         network, low, high, rows, intermediate=intermediate, precision=precision, **TIGHT
@@ -168,7 +169,7 @@ def convex_program(network, low, high, row, intermediate):
         constraints += [y >= convex(x), y <= chord]
     problem = cp.Problem(cp.Minimize(row @ (last.constant + last.matrix @ variables)), constraints)
     problem.solve(cp.CLARABEL)
-    return problem.value
+    return float(np.asarray(problem.value))
 
 
 def test_convex_activations_reach_the_convex_program():

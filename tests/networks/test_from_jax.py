@@ -1,6 +1,8 @@
 """Networks from JAX functions against the functions themselves: every primitive, every activation,
 layers of Equinox, refusals."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,18 @@ from stagecert.networks.importers.jax.functions import from_jax, supported
 KEY = jax.random.key(0)
 
 
-def numbers(*shape, seed=0, dtype=np.float32):
+@pytest.fixture(autouse=True)
+def users_setting():
+    """Functions are users', who may leave promotion to JAX."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def numbers(*shape, seed=0, dtype: Any = np.float32) -> Any:
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-def agree(function, *shapes, dtype=np.float32, size=2.0):
+def agree(function, *shapes, dtype: Any = np.float32, size=2.0):
     """Checks a network against its function at random points; returns the network."""
     with jax.enable_x64(dtype == np.float64):
         points = tuple(size * numbers(5, *s, seed=k, dtype=dtype) for k, s in enumerate(shapes))

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 
 import onnx  # noqa: E402
 from exporters import SIZE, SPELLINGS, model_of  # noqa: E402
-from torch import nn  # noqa: E402
+from torch import nn  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from stagecert import networks  # noqa: E402
 from stagecert.errors import ProblemError  # noqa: E402

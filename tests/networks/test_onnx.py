@@ -2,7 +2,9 @@
 
 import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,7 @@ def _same_numbers():
     DRAW.bit_generator.state = START
 
 
-def draw(*shape, dtype=np.float32):
+def draw(*shape, dtype: Any = np.float32):
     return DRAW.normal(size=shape).astype(dtype)
 
 
@@ -92,7 +94,7 @@ def single(network):
     )
 
 
-def runner(model):
+def runner(model) -> Callable[[list], Any]:
     """A function from a list of inputs to the list of outputs."""
     names = [i.name for i in model.graph.input]
     # A file may import other domains too (tf2onnx names "ai.onnx.ml"); the operators' own is "".
@@ -269,7 +271,7 @@ def test_pools(rank, opset):
             g(operator, "x", kernel_shape=kernel, dilations=[2] * rank, pads=[1] * (2 * rank))
     g("AveragePool", "x", kernel_shape=kernel, strides=some, pads=pads, count_include_pad=1)
     if opset >= 19:
-        same = dict(strides=some, pads=pads, ceil_mode=1, count_include_pad=1)
+        same: dict[str, Any] = dict(strides=some, pads=pads, ceil_mode=1, count_include_pad=1)
         g("AveragePool", "x", kernel_shape=kernel, **same)
     g("GlobalAveragePool", "x")
     g("GlobalMaxPool", "x")
@@ -285,7 +287,7 @@ def test_batch_normalization(opset):
         g("BatchNormalization", "x", *numbers, epsilon=0.1, momentum=0.5)
         network = agree(g)
         assert {node.weights.dtype.name for node in network.nodes} == {"float32"}
-        scales = [n for n in load(g.model()).nodes if n.operation.label == "scale"]
+        scales: list[Any] = [n for n in load(g.model()).nodes if n.operation.label == "scale"]
         assert [(n.weights.dtype.name, n.operation.loose) for n in scales] == [("float64", 4)] * 2
 
 
@@ -483,7 +485,8 @@ def test_clip(opset):
     for low, high in ((-0.5, 1.0), (None, 0.5), (-0.3, None), (0.0, None), (0.0, 6.0)):
         if opset < 11:
             ends = {"min": low, "max": high}
-            g("Clip", "x", **{k: v for k, v in ends.items() if v is not None})
+            given: dict[str, Any] = {k: v for k, v in ends.items() if v is not None}
+            g("Clip", "x", **given)
         else:
             g("Clip", "x", *(None if v is None else np.array(v, np.float32) for v in (low, high)))
     g("Clip", "x")
@@ -559,21 +562,24 @@ def test_other_activations_spelt_out():
 
 def test_defaults_of_attributes_are_single_precision():
     """ONNX's attributes are float32: 0.01 is not 1/100, with or without being spelt out."""
-    for operator, defaults in (
+    every: list[tuple[str, dict[str, Any]]] = [
         ("LeakyRelu", {"alpha": 0.01}),
         ("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
         ("Selu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
-    ):
+    ]
+    for operator, defaults in every:
         settings = []
         for attributes in ({}, defaults):
             g = Graph(17, x=["batch", 4])
             g(operator, "x", **attributes)
-            settings.append(load(g.model()).nodes[0].operation.settings)
+            operation: Any = load(g.model()).nodes[0].operation
+            settings.append(operation.settings)
         assert settings[0] == settings[1]
         assert dict(settings[0]) == {k: float(np.float32(v)) for k, v in defaults.items()}
     weights = []
     channels = [np.full(4, v, np.float32) for v in (1, 0, 0, 1e-6)]
-    for attributes in ({}, {"epsilon": 1e-5}):
+    spelt: list[dict[str, Any]] = [{}, {"epsilon": 1e-5}]
+    for attributes in spelt:
         g = Graph(17, x=["batch", 4])
         g("BatchNormalization", "x", *channels, **attributes)
         weights.append(load(g.model()).nodes[0].weights)

@@ -1,6 +1,7 @@
 """What accelerators do first: checked here on the CPU, against the search and against the truth."""
 
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from stagecert import networks
 from stagecert.errors import ProblemError
-from stagecert.networks.bounding import bounds
+from stagecert.networks.bounding import accelerated, bounds
 from stagecert.networks.bounding.held import Held
 from stagecert.networks.operations import Conv
 from stagecert.networks.operations import _own_conv as own_conv
@@ -81,7 +82,7 @@ def test_values_belong_to_inputs(opening):
 
 @pytest.mark.slow
 def test_slices_change_nothing(opening):
-    options = dict(intermediate="ibp", rtol=1e-2)
+    options: dict[str, Any] = dict(intermediate="ibp", rtol=1e-2)
     whole = networks.bound(NETS["relu"], LOW, HIGH, ROWS, **options)
     parts = networks.bound(NETS["relu"], LOW, HIGH, ROWS, memory=3e-5, **options)
     assert np.all(parts.bound <= whole.value)
@@ -95,7 +96,7 @@ def test_slices_change_nothing(opening):
 def test_slices_are_of_one_size_and_cover_all():
     for count in range(1, 30):
         for at_once in range(1, 12):
-            slices = bounds._equal_slices(count, at_once)
+            slices = accelerated._equal_slices(count, at_once)
             assert len({some.stop - some.start for some, _ in slices}) == 1
             assert slices[0][0].stop - slices[0][0].start <= at_once
             fresh = [k for some, new in slices for k in range(some.start + new, some.stop)]
@@ -116,11 +117,12 @@ def test_thresholds(opening):
 
 def test_limits_leave_valid_bounds(opening):
     exact = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp")
-    for limit, expected in (
+    limits: list[tuple[dict[str, Any], Status]] = [
         (dict(max_iterations=1), Status.ITERATION_LIMIT),
         (dict(max_iterations=4), Status.ITERATION_LIMIT),
         (dict(time_limit=1e-9), Status.TIME_LIMIT),
-    ):
+    ]
+    for limit, expected in limits:
         result = networks.bound(
             NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp", rtol=0.0, atol=0.0, **limit
         )
@@ -151,14 +153,15 @@ def test_values_that_are_not_finite_are_none(opening):
 
 
 def test_bad_options_are_refused_before_any_work(opening, monkeypatch):
-    monkeypatch.setattr(bounds, "_opened", None)
-    for bad in (
+    monkeypatch.setattr(bounds, "opened", None)
+    every: list[dict[str, Any]] = [
         dict(rtol=-0.1, atol=10.0),
         dict(rtol=np.nan),
         dict(time_limit=-1.0),
         dict(max_iterations=-1),
         dict(intermediate=tuple((np.zeros((12, n)), np.ones((12, n))) for n in (6, 5))),
-    ):
+    ]
+    for bad in every:
         with pytest.raises(ProblemError):
             networks.bound(NETS["relu"], LOW, HIGH, ROWS, **bad)
 
@@ -245,7 +248,9 @@ def test_held(room):
 def test_single_precision_convolutions(shape, kernel, conv):
     """What accelerators do instead of XLA's transposed convolutions."""
     x, w = (RANDOM.normal(size=s).astype(np.float32) for s in (shape, kernel))
+    value: Any
     value, back = jax.vjp(lambda x: own_conv(conv, w, x), x)
+    expected: Any
     expected, plain_back = jax.vjp(lambda x: conv.plain(w, x), x)
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
     y = RANDOM.normal(size=value.shape).astype(np.float32)

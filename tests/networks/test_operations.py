@@ -1,5 +1,7 @@
 """Operations whose way back is written by hand, against XLA's own."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,7 @@ def test_the_way_back_of_a_convolution_in_float64(strides, dilation, kernel, pad
     with jax.enable_x64(True):
         weights = jnp.asarray(draw.normal(size=(3, 2, *kernel)))
         x = jnp.asarray(draw.normal(size=(2, 2, *space)))
+        y: Any
         y, back = jax.vjp(lambda x: conv(weights, x), x)
         expected, expected_back = jax.vjp(lambda x: conv.plain(weights, x), x)
         np.testing.assert_array_equal(y, expected)
@@ -42,10 +45,10 @@ def test_the_size_of_a_convolution_covers_all_of_its_terms():
     with jax.enable_x64(True):
         weights = jnp.asarray(draw.normal(size=(4, 1, 2, 3)))
         x = jnp.asarray(draw.normal(size=(1, 2, 5, 6)) * 10.0 ** draw.integers(-3, 3, (1, 2, 5, 6)))
-        terms = conv(jnp.abs(weights), jnp.abs(x))
+        terms: Any = conv(jnp.abs(weights), jnp.abs(x))
         assert np.all(conv.size(weights, x) >= terms * (1 - 1e-12))
         # What is as large everywhere is counted as it is.
-        same = conv(jnp.abs(weights), jnp.full_like(x, 7.0))
+        same: Any = conv(jnp.abs(weights), jnp.full_like(x, 7.0))
         np.testing.assert_allclose(conv.size(weights, jnp.full_like(x, -7.0)), same, rtol=1e-13)
 
 
@@ -53,4 +56,4 @@ def test_the_size_of_a_convolution_covers_all_of_its_terms():
 def test_sums_in_parts_have_all_entries(count):
     """Whole numbers, which are added up without rounding."""
     x = np.random.default_rng(2).integers(-1000, 1000, (1, count)).astype(np.float32)
-    assert added(jnp.asarray(x)) == x.sum(dtype=np.int64)
+    assert float(added(jnp.asarray(x))) == x.sum(dtype=np.int64)

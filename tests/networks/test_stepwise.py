@@ -30,7 +30,7 @@ def skip(x):
 
 
 def pooled(x):
-    y = jax.lax.conv_general_dilated(x[None, None], KERNEL, (1,), [(1, 1)])[0]
+    y = jax.lax.conv_general_dilated(x[None, None], jnp.asarray(KERNEL), (1,), [(1, 1)])[0]
     return jax.nn.softplus(jnp.max(jax.nn.relu(y), axis=0) @ A)
 
 

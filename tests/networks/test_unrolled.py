@@ -1,5 +1,7 @@
 """Einsum, LSTM, GRU, linear Resize and ScatterND: importer and checker against ONNX Runtime."""
 
+from typing import Any, cast
+
 import jax
 import numpy as np
 import onnx
@@ -139,7 +141,7 @@ def test_importer_and_checker_compute_what_onnx_runtime_does(name):
     points = draw.uniform(-1, 1, (6, sum(sizes))).astype(np.float32)
     parts = np.split(points, np.cumsum(sizes)[:-1], axis=1)
     wanted = [
-        np.concatenate([y.ravel() for y in session.run(None, dict(zip(
+        np.concatenate([np.ravel(np.asarray(y)) for y in session.run(None, dict(zip(
             [i.name for i in model.graph.input],
             [part[k].reshape(shape) for part, shape in zip(parts, shapes, strict=True)],
             strict=True)))])
@@ -166,7 +168,7 @@ def test_importer_and_checker_compute_what_onnx_runtime_does(name):
         n.operation for n in network.nodes if isinstance(n.operation, (op.Activation, op.Joint))
     ]
     kinds = [x.kind if isinstance(x, op.Activation) else x.label for x in made]
-    assert [program.nodes[k].operation.kind for k in program.activations] == kinds
+    assert [cast(Any, program.nodes[k].operation).kind for k in program.activations] == kinds
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -406,6 +407,7 @@ def test_traces_are_distances_from_the_best_value():
     (name, figure, _), *others = figures.distances(drawn)
     assert name == "distances"
     assert not others
+    stairs: Any
     (stairs,) = figure.axes[0].patches
     np.testing.assert_allclose(stairs.get_data().values, [0.75, 0.25])
 

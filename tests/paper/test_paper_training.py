@@ -1,6 +1,7 @@
 """The training program, end to end on the 8 x 8 digits of scikit-learn."""
 
 import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ QUICK = {
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """Files with images for training and for testing."""
-    data = load_digits()
+    data: Any = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)[..., None]
     folder = tmp_path_factory.mktemp("digits")
     for name, some in (("train", slice(0, 1400)), ("test", slice(1400, None))):
@@ -101,7 +102,7 @@ def test_exported_file_computes_the_same(both, trained, tmp_path):
         images = both[1].images[:50]
         ours = logits(trainer.layers, "relu", trainer.parameters, images)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        (theirs,) = session.run(None, {"input": images})
+        (theirs,) = map(np.asarray, session.run(None, {"input": images}))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
         network = networks.load(path)
         read = jax.vmap(network.flat_outputs)(

@@ -1,6 +1,7 @@
 """What other weights change, on the 8 x 8 digits of scikit-learn."""
 
 import json
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -21,7 +22,7 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     (folder / "cifar10").mkdir()
     (folder / "networks" / "paper").mkdir(parents=True)
-    digits = load_digits()
+    digits: Any = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     file = folder / "cifar10" / "test.npz"
     np.savez(file, images=images, labels=digits.target)
@@ -44,8 +45,9 @@ def test_the_first_row_is_the_network_as_it_is(data, record):
     folder, found = record
     given = data / "networks" / "paper" / f"{NAME}.onnx"
     pixels = np.load(data / "cifar10" / "test.npz")["images"][:5].transpose(0, 3, 1, 2)
+    feed = {"input": pixels.astype(np.float32) / 255}
     one, other = (
-        onnxruntime.InferenceSession(path).run(None, {"input": pixels.astype(np.float32) / 255})[0]
+        np.asarray(onnxruntime.InferenceSession(path).run(None, feed)[0])
         for path in (given, folder / f"{NAME}_given.onnx")
     )
     np.testing.assert_allclose(one, other, atol=1e-5)

@@ -4,6 +4,8 @@ All numbers are rational (python-flint's fmpq), so nothing is rounded. This shar
 library but the files' formats.
 """
 
+from typing import Any
+
 import onnx
 from flint import arb, fmpq
 
@@ -190,7 +192,7 @@ def holds_by_balls(model: onnx.ModelProto, property) -> bool:
 
 def value(layers, point) -> list[fmpq]:
     """The outputs at a point, for a check of the pieces."""
-    x = [v if isinstance(v, fmpq) else exact(v) for v in point]
+    x: Any = [v if isinstance(v, fmpq) else exact(v) for v in point]
     for number, (matrix, bias) in enumerate(layers):
         x = [sum((w * v for w, v in zip(row, x, strict=True)), b)
              for row, b in zip(matrix, bias, strict=True)]  # fmt: skip

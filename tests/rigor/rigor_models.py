@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import zipfile
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,7 +37,7 @@ class Maker:
         fan = np.prod(shape[1:]) if size is None else size
         return self.constant(self.random.normal(size=shape) / np.sqrt(fan))
 
-    def node(self, operator: str, *inputs: str, outputs: int = 1, **attributes):
+    def node(self, operator: str, *inputs: str, outputs: int = 1, **attributes) -> Any:
         """A node; returns its output, or all of them."""
         names = [f"v{len(self.nodes)}_{k}" for k in range(outputs)]
         self.nodes.append(h.make_node(operator, list(inputs), names, **attributes))
@@ -52,7 +53,12 @@ class Maker:
         return h.make_model(graph, opset_imports=[h.make_opsetid("", self.opset)], ir_version=10)
 
 
-def mlp(sizes=(4, 8, 6, 3), activation="Relu", seed=0, **attributes) -> onnx.ModelProto:
+def kinds_of(program) -> list[str]:
+    """The kinds of a program's activations, in order."""
+    return [program.nodes[k].operation.kind for k in program.activations]
+
+
+def mlp(sizes=(4, 8, 6, 3), activation="Relu", seed: Any = 0, **attributes) -> onnx.ModelProto:
     """A multilayer perceptron."""
     make, x = Maker(seed), "x"
     for k, (n, m) in enumerate(itertools.pairwise(sizes)):
@@ -131,7 +137,10 @@ def run(model: onnx.ModelProto, x) -> np.ndarray:
     x = np.asarray(x, np.float32)
     shape = [n if isinstance(n, int) else 1 for n in info.shape]
     return np.stack(
-        [session.run(None, {info.name: point.reshape(shape)})[0].reshape(-1) for point in x]
+        [
+            np.ravel(np.asarray(session.run(None, {info.name: point.reshape(shape)})[0]))
+            for point in x
+        ]
     )
 
 

@@ -24,6 +24,7 @@ import time
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -52,17 +53,21 @@ class Base:
         paths = [self.folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
         for path, data in zip(paths, (self.model, self.text), strict=False):
             path.write_bytes(data)
-        proof = models.proof_of(*paths[:2])
+        proof = models.proof_of(paths[0], paths[1])
         if with_slopes:
-            cases = tuple(_sloped(case, model, centre) for case in proof.cases)
+            cases = tuple(
+                _sloped(case, model, centre)
+                for case in proof.cases
+                if isinstance(case, certificates.CaseProof)
+            )
             proof = certificates.Proof(proof.model, proof.property, cases)
-        certificates.write(paths[2], proof)
-        assert check(*paths).accepted
+        paths[2].write_bytes(certificates.packed(proof))
+        assert check(paths[0], paths[1], paths[2]).accepted
         self.certificate = paths[2].read_bytes()
         self.header, self.arrays = models.read(paths[2])
 
 
-def _sloped(case: certificates.CaseProof, model, centre) -> certificates.CaseProof:
+def _sloped(case: Any, model, centre) -> certificates.CaseProof:
     """The same case with slopes and boxes that are written down: what is linear at the centre."""
     first, bias, second, more, *_ = (numpy_helper.to_array(t) for t in model.graph.initializer)
     if first.ndim == 1:
@@ -89,7 +94,7 @@ def verdict(base: Base, model: bytes, text: bytes, certificate: bytes) -> str:
             path.write_bytes(data)
             base.written[path] = data
     try:
-        report = check(*paths)
+        report = check(paths[0], paths[1], paths[2])
     except ProblemError:
         return "unreadable"
     if not report.accepted:

@@ -109,7 +109,7 @@ class Tally:
         self.problems = {"relu": 0, "smooth": 0}
         self.above: dict[str, int] = dict.fromkeys((*METHODS, "checker"), 0)
         self.near: dict[str, int] = dict.fromkeys((*METHODS, "checker"), 0)
-        self.unknown = dict.fromkeys((*METHODS, "checker"), 0)
+        self.unknown: dict[str, int] = dict.fromkeys((*METHODS, "checker"), 0)
 
     def add(self, method: str, bound: float, truth) -> None:
         """Compares a bound with the exact minimum."""

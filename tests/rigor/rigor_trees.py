@@ -242,4 +242,4 @@ def with_slopes(checker: Checker, tree: Branches) -> Branches:
 def write(paths: list[Path], trees: list[Branches]) -> None:
     """Writes the certificate."""
     model, text = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[:2])
-    certificates.write(paths[2], certificates.Proof(model, text, tuple(trees)))
+    paths[2].write_bytes(certificates.packed(certificates.Proof(model, text, tuple(trees))))

@@ -9,6 +9,7 @@ import textwrap
 import types
 import zipfile
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import onnx
@@ -40,20 +41,22 @@ class Files:
 
     def prove(self, found=None):
         """Writes a certificate and gives its parts."""
-        certificates.write(self.paths[2], models.proof_of(*self.paths[:2], found))
+        self.paths[2].write_bytes(
+            certificates.packed(models.proof_of(self.paths[0], self.paths[1], found))
+        )
         return models.read(self.paths[2])
 
     def changed(self, folder, header, arrays):
         """Checks a changed certificate."""
         models.write(folder / "changed.cert", header, arrays)
-        return check(*self.paths[:2], folder / "changed.cert")
+        return check(self.paths[0], self.paths[1], folder / "changed.cert")
 
 
 def proof(model: onnx.ModelProto, text: str, *cases) -> certificates.Proof:
-    digests = (
+    model_digest, text_digest = (
         hashlib.sha256(data).hexdigest() for data in (model.SerializeToString(), text.encode())
     )
-    return certificates.Proof(*digests, cases)
+    return certificates.Proof(model_digest, text_digest, cases)
 
 
 def _ball(model, centre, radius):
@@ -274,7 +277,7 @@ def test_bounds_are_never_above_the_exact_value(tmp_path):
         files = Files(tmp_path, model, text)
         leaf = certificates.Leaf(np.ones(1))
         case = certificates.CaseProof((None,), (leaf,))
-        certificates.write(files.paths[2], proof(model, text, case))
+        files.paths[2].write_bytes(certificates.packed(proof(model, text, case)))
         for exact in (False, True):
             report = check(*files.paths, exact=exact)
             assert report.accepted, report.reasons
@@ -304,7 +307,7 @@ def test_input_terms_combinations_and_strict_rows(tmp_path):
         files = Files(tmp_path, model, text)
         leaf = certificates.Leaf(np.array(multipliers))
         case = certificates.CaseProof((None,), (leaf,))
-        certificates.write(files.paths[2], proof(model, text, case))
+        files.paths[2].write_bytes(certificates.packed(proof(model, text, case)))
         both = [check(*files.paths, exact=exact).accepted for exact in (False, True)]
         return tuple(both)
 
@@ -323,7 +326,7 @@ def test_rows_that_refute_a_case_together(tmp_path):
     formula = "(assert (and (<= Y_0 (- Y_1 0.5)) (<= (* 3.0 Y_1) (- (* 2.9 Y_0) 0.25))))"
     files = Files(tmp_path, model, models.vnnlib([0, 0], [1, 1], 2, formula))
     network, groups = groups_of(networks.load(files.paths[0]), properties.load(files.paths[1]))
-    tree = types.SimpleNamespace(
+    tree: Any = types.SimpleNamespace(
         group=[0], children={}, axis={}, cut={}, closed=[(0, 0, 0, 0.0)],
         mixed={(0, 0): np.array([0.75, 0.25])},
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Lines and activations: what the checker says of them, against formulas written down again."""
 
 from fractions import Fraction
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -195,7 +196,7 @@ def test_curvature_changes_its_sign_at_the_inflections_only(kind):
     reach = 40  # beyond this the last term outweighs the others many times
     precision, ctx.prec = ctx.prec, 400
     try:
-        for region in activation_of(kind).regions:
+        for region in cast(Any, activation_of(kind)).regions:
             if region.bend is None:
                 assert _curvature(kind, region.start) * _curvature(kind, region.end) < 0
                 continue

@@ -50,7 +50,7 @@ class Small:
         models.write(self.paths[2], header, held | (arrays or {}), self.model, self.text)
 
     def check(self, **options):
-        return check(*self.paths, **options)
+        return check(self.paths[0], self.paths[1], self.paths[2], **options)
 
     def checker(self) -> Checker:
         return Checker(graph.read(self.model, Arithmetic()), properties.load(self.text))

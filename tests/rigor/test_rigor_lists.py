@@ -50,6 +50,6 @@ def test_the_importer_computes_what_runtimes_do(entry):
     points = np.random.default_rng(0).normal(size=(3, *entry.shape)).astype(np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for x in points if entry.runtime else ():
-        (found,) = session.run(None, {"x": x})
+        (found,) = map(np.asarray, session.run(None, {"x": x}))
         (value,) = network.run(x)
         np.testing.assert_allclose(np.asarray(value), found, rtol=1e-4, atol=1e-5)

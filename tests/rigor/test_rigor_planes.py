@@ -44,8 +44,8 @@ def _random_leaf(random, checker) -> Leaf:
 
 def _bound(checker, leaf: Leaf, multipliers):
     case, arrays = checker.wanted.cases[0], Arrays()
-    box = (np.array(x, float) for x in (case.inputs.lower64, case.inputs.upper64))
-    task = Task(0, 0, *box, multipliers, arrays.leaf(leaf))
+    low, high = (np.array(x, float) for x in (case.inputs.lower64, case.inputs.upper64))
+    task = Task(0, 0, low, high, multipliers, arrays.leaf(leaf))
     with np.errstate(all="ignore"):
         ((_, (bound,)),) = checker.bounds(arrays, [task])
     return task, bound

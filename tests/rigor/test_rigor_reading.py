@@ -3,6 +3,7 @@
 import gzip
 import time
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import onnx
@@ -50,6 +51,8 @@ def _encloses(build, shape, points, truth, slack=1e-12):
     model = make.model([("x", shape)], [(build(make, "x"), None)])
     for point in points:
         for exact in (False, True):
+            low: Any
+            high: Any
             (low,), (high,) = _interval(model, [point], exact)
             wanted = truth(Fraction(float(point)))
             if isinstance(wanted, arb):
@@ -61,7 +64,7 @@ def _encloses(build, shape, points, truth, slack=1e-12):
 
 # -- constants -------------------------------------------------------------------------------------
 
-POINTS = np.float32([-2.75, -0.4, 0.3, 1.9])
+POINTS = np.array([-2.75, -0.4, 0.3, 1.9], np.float32)
 
 
 def test_sums_of_constants_are_not_those_of_single_precision():
@@ -270,12 +273,11 @@ def test_an_activation_that_is_spelt_out_is_one():
     gate = make.node("Add", make.node("Erf", inner), make.constant(1.0))
     y = make.node("Mul", make.node("Mul", "x", gate), make.constant(0.5))
     program = graph.read(make.model([("x", (1, 4))], [(y, None)]).SerializeToString(), Arithmetic())
-    kinds = [program.nodes[k].operation.kind for k in program.activations]
-    assert kinds == ["gelu"]
+    assert models.kinds_of(program) == ["gelu"]
     # Its argument is k x with k near 1, on which the slopes of certificates depend.
     (k,) = program.activations
     (argument,) = program.nodes[k].arguments
-    scale = program.nodes[argument].operation
+    scale: Any = program.nodes[argument].operation
     assert abs(float(scale.weights) - 1) < 1e-7
     assert scale.loose
 
@@ -337,7 +339,7 @@ def test_bounds_of_clips_beyond_single_precision_are_bounds():
     model = h.make_model(h.make_graph(nodes, "g", info[:1], info[1:], [c]))
     model.opset_import[0].version = 20
     program = graph.read(model.SerializeToString(), Arithmetic())
-    assert [program.nodes[k].operation.kind for k in program.activations] == ["clip"]
+    assert models.kinds_of(program) == ["clip"]
 
 
 def test_all_opsets_from_7_on():
@@ -506,7 +508,7 @@ def test_a_certificate_is_bound_to_the_weights(split, tmp_path):
     whole, text, proof = (tmp_path / name for name in ("whole.onnx", "p.vnnlib", "p.cert"))
     whole.write_bytes(model.SerializeToString())
     text.write_text(models.vnnlib([0, 0, 0], [0.1, 0.1, 0.1], 2, "(assert (>= Y_0 100.0))"))
-    certificates.write(proof, models.proof_of(whole, text))
+    proof.write_bytes(certificates.packed(models.proof_of(whole, text)))
     header, arrays = models.read(proof)
     # Models in one piece keep their plain digest.
     assert header["model_sha256"] == external.model_contents(whole).digest

@@ -385,7 +385,7 @@ def test_a_station_is_for_the_leaves_below_it():
     _, model, text = _problem(4)
     checker = rigor_trees.checker_of(model, text)
     # Neuron 0 is split, and its part above again: the station is at the part below.
-    tree = Branches(0, [2, -1, 3, -1, -1], np.zeros(5), np.ones((3, 2)), np.zeros(5))
+    tree = Branches(0, np.array([2, -1, 3, -1, -1]), np.zeros(5), np.ones((3, 2)), np.zeros(5))
     rows = certificates.Rows(np.arange(4, dtype="<i4"), np.ones(4, "<i4"), (None,),
                              np.ones((4, 1), "<f4"))  # fmt: skip
     for node, below in ((0, (0, 1, 2)), (1, (0,)), (2, (1, 2)), (4, (2,))):
@@ -395,7 +395,7 @@ def test_a_station_is_for_the_leaves_below_it():
         case = arrays.tree(replace(tree, stations={node: (None, own)}))
         tasks = list(checker.tasks(0, case))
         assert [task.number for task in tasks if task.station] == list(below)
-        assert all(task.station.leads_to(task.path) for task in tasks if task.station)
+        assert all(task.station.leads_to(task.path) for task in tasks if task.station and task.path)
 
 
 def test_stations_that_are_none_are_refused():
@@ -407,10 +407,11 @@ def test_stations_that_are_none_are_refused():
     def rows(force: float):
         return certificates.Rows(entries, sides, (), np.full((4, 1), force, "<f4"))
 
-    cut = Branches(0, [0, -1, -1], [low] * 3, np.ones((2, 2)), np.zeros(0))
+    cut = Branches(0, np.array([0, -1, -1]), np.full(3, low), np.ones((2, 2)), np.zeros(0))
     # Neuron 5 is the first of the second activation.
     early, late = (
-        Branches(0, [axis, -1, -1], np.zeros(3), np.ones((2, 2)), np.zeros(2)) for axis in (2, 7)
+        Branches(0, np.array([axis, -1, -1]), np.zeros(3), np.ones((2, 2)), np.zeros(2))
+        for axis in (2, 7)
     )
     for tree, station, why in (
         (cut, (None, rows(0)), "a part of the box"),

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sweep_works import CONFIGURATION, Logged, alive, items, squares, table, wait_until
@@ -64,7 +65,8 @@ def test_an_item_that_takes_too_long(store, tmp_path):
 
 def test_in_this_process_exceptions_are_isolated_and_limits_refused(store, tmp_path):
     work = Logged(tmp_path / "log", {7: "raise"})
-    for limit in ({"timeout": 1.0}, {"memory": 1.0}):
+    limits: list[dict[str, Any]] = [{"timeout": 1.0}, {"memory": 1.0}]
+    for limit in limits:
         with pytest.raises(ProblemError, match="need workers or Ray"):
             sweeps.run(items(1), work, store, batch=4, **limit)
     sweeps.run(items(10), work, store, batch=4)
@@ -220,7 +222,7 @@ def test_rows_are_stored_in_groups_so_that_the_disk_takes_a_small_share(monkeypa
     monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
 
     class Slow(Store):
-        def add(self, rows):
+        def add(self, rows: Any):
             commits.append(len(rows))
             now[0] += 0.01
             super().add(rows)

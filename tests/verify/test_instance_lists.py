@@ -2,6 +2,7 @@
 
 import gzip
 import os
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,8 @@ def test_packed_files_are_found(tmp_path):
     (tmp_path / "p.vnnlib").touch()
     (tmp_path / "p.vnnlib.gz").touch()
     first, second = read_lists([path])
+    assert isinstance(first.model_path, Path)
+    assert isinstance(second.model_path, Path)
     assert first.model_path.name == "a.onnx.gz"
     # The plain file is preferred, and what is not there at all keeps its name.
     assert first.property_path.name == "p.vnnlib"

@@ -7,6 +7,7 @@ from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
 from stagecert.errors import ProblemError
 from stagecert.verify import resuming, splitting, tree
+from stagecert.verify.attacker import Attacker
 from stagecert.verify.verify import Verification
 
 LOW, HIGH = [-1, -1], [1, 1]
@@ -104,7 +105,7 @@ def test_what_a_file_claims_is_not_believed(least, tmp_path, small_steps, monkey
     done = Verification(dense(LAYERS), text(least - 1e-2), 60)
     assert done.run().answer == "unsat"
     false = text(least + 1e-3)
-    monkeypatch.setattr(Verification, "_attack", lambda *_, **__: None)
+    monkeypatch.setattr(Attacker, "try_plans", lambda *_, **__: None)
     asked = Verification(dense(LAYERS), false, 20, resume=file)
     assert done.opened is not None
     resuming.save(

@@ -3,6 +3,7 @@
 import csv
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ EPS = "0.08"  # large enough that some images are attacked, certified and undeci
 
 
 @pytest.fixture(scope="module")
-def data():
+def data() -> Any:
     with np.load(DIGITS / "digits.npz") as file:
         return file["images"][50:90], file["labels"][50:90]
 
@@ -33,7 +34,7 @@ def data():
 @pytest.fixture(scope="module")
 def done(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("robust") / "whole"
-    return out, robust(MODEL, *data, EPS, out=out, batch=16)
+    return out, robust(MODEL, data[0], data[1], EPS, out=out, batch=16)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_the_table_on_disk_is_that_of_the_report(done, data):
                 assert text[name] == str(row[name]).lower()
             else:
                 assert kind(text[name]) == row[name]
-    again = robust(MODEL, *data, EPS, out=out, batch=16, format="parquet")
+    again = robust(MODEL, data[0], data[1], EPS, out=out, batch=16, format="parquet")
     assert again.rows == report.rows
     found = pyarrow.parquet.read_table(out / "results.parquet")
     assert found.to_pylist() == list(report.rows)
@@ -139,10 +140,10 @@ def test_interrupted_runs_go_on_to_the_same_files(done, data, tmp_path):
 
     for _ in range(2):
         with pytest.raises(Stop):
-            robust(MODEL, *data, EPS, out=out, batch=16, progress=interrupt)
+            robust(MODEL, data[0], data[1], EPS, out=out, batch=16, progress=interrupt)
     (out / "results.csvx.part").write_text("left by a killed process")
     robust(
-        MODEL, *data, Fraction(EPS), out=out, batch=16,
+        MODEL, data[0], data[1], Fraction(EPS), out=out, batch=16,
         progress=lambda rows: computed.extend(row.place for row in rows),
     )  # fmt: skip
     assert computed == list(range(40))
@@ -158,7 +159,14 @@ def test_a_limit_can_be_raised(data, done, tmp_path):
     for limit in (16, 40):
         computed = []
         report = robust(
-            MODEL, *data, EPS, out=tmp_path, batch=16, limit=limit, progress=computed.append
+            MODEL,
+            data[0],
+            data[1],
+            EPS,
+            out=tmp_path,
+            batch=16,
+            limit=limit,
+            progress=computed.append,
         )
         assert report.images == limit
     assert sum(map(len, computed)) == 24
@@ -345,7 +353,7 @@ def test_a_last_softmax_is_left_out(operator):
     images = draw.random((6, 4)).astype(np.float32)
     session = onnxruntime.InferenceSession(longer)
     name = session.get_inputs()[0].name
-    labels = [int(np.argmax(session.run(None, {name: x[None]})[0])) for x in images]
+    labels = [int(np.argmax(np.asarray(session.run(None, {name: x[None]})[0]))) for x in images]
     run = Robustness(longer, images, labels, "1/20")
     assert run.notice is not None
     assert operator in run.notice

@@ -4,6 +4,7 @@ import io
 import random
 import zipfile
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_outer_boxes_contain_the_exact_ones_and_inner_ones_lie_inside(dtype, eps
         images = draw.random((4, 3, 2, 2)).astype(dtype)
         images[0, :, 0, 0], images[0, :, 0, 1] = 0, 1
     mean, std = (tuple(number(v, "n") for v in text.split(",")) for text in normal)
-    ends = None if clip is None else tuple(number(v, "clip") for v in clip)
+    ends: Any = None if clip is None else tuple(number(v, "clip") for v in clip)
     how = Preparation(number(eps, "eps"), ends, mean, std)
     how.check(images)
     boxes = boxes_around(images, how)
@@ -51,11 +52,11 @@ def test_outer_boxes_contain_the_exact_ones_and_inner_ones_lie_inside(dtype, eps
                 low, high = max(low, ends[0]), min(high, ends[1])
             exact.append(((low - m) / s, (high - m) / s))
         for low, high in exact:
-            assert F(boxes.lower[at]) <= low
-            assert high <= F(boxes.upper[at])
+            assert F(float(boxes.lower[at])) <= low
+            assert high <= F(float(boxes.upper[at]))
             # Not much wider than they must be: float32 of a pixel is off by 1e-7 at most.
-            assert low - F(boxes.lower[at]) < F(1, 10**6)
-            assert F(boxes.upper[at]) - high < F(1, 10**6)
+            assert low - F(float(boxes.lower[at])) < F(1, 10**6)
+            assert F(float(boxes.upper[at])) - high < F(1, 10**6)
         if plain or how.eps > F(1, 10**6):
             # The point that is attacked belongs to the exact box around the float32 image.
             low, high = exact[1]
@@ -80,7 +81,7 @@ def test_numbers_that_are_none(text):
         number(text, "eps")
 
 
-def images(*shape, dtype=np.float32):
+def images(*shape, dtype: Any = np.float32):
     return np.zeros(shape, dtype)
 
 

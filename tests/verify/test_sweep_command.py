@@ -157,7 +157,7 @@ def test_counterexamples_are_ones(swept, folder):
         x = [float(v) for v in re.findall(r"\(X_\d+ (\S+)\)", text)]
         assert all(0 <= v <= 1 for v in x)
         session = onnxruntime.InferenceSession(folder / row["model"])
-        (y,) = session.run(None, {"x": np.array([x], np.float32)})
+        (y,) = map(np.asarray, session.run(None, {"x": np.array([x], np.float32)}))
         assert y.item() >= least
 
 

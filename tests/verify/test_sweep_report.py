@@ -341,7 +341,7 @@ def test_a_browser_shows_it(tmp_path, write, figures, width):
     path.write_text(text.replace("</body>", PROBE))
     (tmp_path / "frame.html").write_text(FRAME.format(width))
     done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,1000",
+        [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,1000",
          f"--user-data-dir={tmp_path / 'profile'}", "--disable-background-networking",
          "--no-first-run", "--virtual-time-budget=2000", "--enable-logging=stderr",
          "--dump-dom", (tmp_path / "frame.html").as_uri()],

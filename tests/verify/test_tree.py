@@ -171,15 +171,19 @@ def test_bounds_of_nodes_hold_at_their_points():
     second = np.maximum(first, 0) @ layers[1][0].T.astype(float) + layers[1][1]
     y = np.maximum(second, 0) @ layers[2][0].T.astype(float) + layers[2][1]
     values, ends = np.hstack([first, second]), np.hstack([y, x])
+    low, high = (np.repeat(box, count, axis=0) for box in found.tree.boxes)
     lanes = nodes.Lanes(
-        tuple(np.repeat(box, count, axis=0) for box in found.tree.boxes),
-        *(np.repeat(taken[name], count, axis=0) for name in ("low", "high", "held")),
-        np.repeat(found.tree.rows, count, axis=0), np.repeat(found.tree.limits, count, axis=0),
-        *(draw.random((count, form.neurons)).astype(np.float32) for _ in range(2)),
-        np.zeros((count, form.neurons), np.float32),
-        draw.random((count, len(rows))).astype(np.float32),
-        np.zeros((count, 2), np.float32), np.ones(count, np.float32),
-    )  # fmt: skip
+        (low, high),
+        **{name: np.repeat(taken[name], count, axis=0) for name in ("low", "high", "held")},
+        rows=np.repeat(found.tree.rows, count, axis=0),
+        limits=np.repeat(found.tree.limits, count, axis=0),
+        below=draw.random((count, form.neurons)).astype(np.float32),
+        above=draw.random((count, form.neurons)).astype(np.float32),
+        force=np.zeros((count, form.neurons), np.float32),
+        weights=draw.random((count, len(rows))).astype(np.float32),
+        units=np.zeros((count, 2), np.float32),
+        scale=np.ones(count, np.float32),
+    )
     side = draw.integers(0, 3, lanes.low.shape) * ((lanes.low < 0) & (lanes.high > 0))
     lanes.held[:] = side
     lanes.force[:] = draw.random(side.shape) * np.select([side == 1, side == 2], [-1, 1])

@@ -12,6 +12,7 @@ from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 from stagecert.errors import ProblemError
 from stagecert.networks import load
 from stagecert.verify import Verification, verify
+from stagecert.verify.attacker import Attacker
 from stagecert.verify.complete import Complete
 from stagecert.verify.queries import groups_of
 from stagecert.verify.replay import Float32Box, Replay
@@ -22,7 +23,7 @@ LOW, HIGH = (-1, -1), (1, 1)
 
 def replayed(model, point):
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    return session.run(None, {"x": point[None]})[0][0]
+    return np.asarray(session.run(None, {"x": point[None]})[0])[0]
 
 
 def random_rows(draw, count, mixed):
@@ -153,7 +154,7 @@ def test_few_inputs_are_not_split_where_whole_boxes_are_enough(monkeypatch):
 
     layers = random_layers(5)
     least = smallest_violation(layers, LOW, HIGH, [(np.array([1, 0, 0]), np.zeros(2), 0.0)])
-    monkeypatch.setattr(Verification, "_attack", never)
+    monkeypatch.setattr(Attacker, "try_plans", never)
     monkeypatch.setattr(Verification, "_split", never)
     easy = verify(dense(layers), vnnlib(LOW, HIGH, f"(<= Y_0 {least - 50})", 3), 60)
     assert (easy.answer, easy.checked, easy.cases[0].how) == ("unsat", True, "backward")

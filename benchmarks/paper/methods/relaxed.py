@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from benchmarks.paper.methods.base import BINS, PaperProblems, even
 from stagecert.networks.activations.wedges import AbstractWedge
-from stagecert.networks.bounding.bounds import boxes_at_once
 from stagecert.networks.bounding.intermediate import Intermediate, enclose
+from stagecert.networks.bounding.jobs import boxes_at_once
 from stagecert.networks.bounding.relaxation import (
     Layer,
     LayerStage,

@@ -386,7 +386,8 @@ def _foreseen(held, index, arrays):
 
     def back(later, now):
         low, high, next_y, least = now  # slopes at this step of the bounds of the next
-        acts = (next_y >= -near)[:, None] * low + (next_y <= near)[:, None] * high
+        acts = jnp.where((next_y >= -near)[:, None], low, 0)
+        acts = acts + jnp.where((next_y <= near)[:, None], high, 0)
         width = least + (1 + 1e-10) * (later @ acts)
         return width, width
 

@@ -26,8 +26,8 @@ from stagecert.networks.activations.kinked import ReluWedge
 from stagecert.networks.activations.maxima import MaxWedge
 from stagecert.networks.activations.products import ProductWedge
 from stagecert.networks.activations.wedges import HullWedge
-from stagecert.networks.bounding.bounds import _rows
 from stagecert.networks.bounding.intermediate import Intermediate, enclose
+from stagecert.networks.bounding.jobs import objective_rows
 from stagecert.networks.bounding.relaxation import Layer, Segment, Split, split
 from stagecert.networks.graph import Network
 from stagecert.networks.operations import Activation
@@ -336,7 +336,7 @@ def networks_to_cvxpy(
     with jax.enable_x64(True):
         regions = regions_of(network, batch(lower), batch(upper), None)
         row = np.asarray(objective, float)
-        row = _rows(network, 1, row[None] if row.ndim == 1 else row)
+        row = objective_rows(network, 1, row[None] if row.ndim == 1 else row)
         if row.shape[1] != 1:
             raise ProblemError(f"objective must be one row, but there are {row.shape[1]}.")
         parts = as_arrays(split(network), jnp.float64)

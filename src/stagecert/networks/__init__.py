@@ -2,8 +2,9 @@
 
 from stagecert.compiling import keep_programs
 from stagecert.networks.activations.registering import register, register_relaxation
-from stagecert.networks.bounding.bounds import Bounds, bound, margins
+from stagecert.networks.bounding.bounds import bound
 from stagecert.networks.bounding.intermediate import Intermediate
+from stagecert.networks.bounding.results import Bounds, margins
 from stagecert.networks.graph import Network
 
 __all__ = [

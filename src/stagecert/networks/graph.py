@@ -5,6 +5,7 @@ reads earlier values. Importers make such graphs (through `Builder`); nothing el
 network came from.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks.operations import Operation
+from stagecert.problem import as_arrays
 
 
 class Node(eqx.Module):
@@ -65,7 +67,7 @@ class Network(eqx.Module):
         )
 
     @property
-    def input_shape(self):
+    def input_shape(self) -> Any:
         """Shape of one input point without the batch; a tuple of shapes if there are several."""
         shapes = tuple(
             shape[1:] if hidden else shape
@@ -123,6 +125,11 @@ class Network(eqx.Module):
 
 @eqx.filter_jit
 def _outputs(network: Network, inputs):
+    # Weights are kept as they were stored; inputs may have more digits.
+    floating = [x.dtype for x in jax.tree.leaves((network, inputs)) if eqx.is_inexact_array(x)]
+    dtype = functools.reduce(np.promote_types, floating, np.dtype(np.float32))
+    network, inputs = as_arrays((network, inputs), dtype)
+
     def one(*point):
         shaped = (x.reshape(s) for x, s in zip(point, network.input_shapes, strict=True))
         return network.flat_outputs(*shaped)

@@ -12,7 +12,7 @@ import numpy as np
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.bounding.bounds import boxes_at_once
+from stagecert.networks.bounding.jobs import boxes_at_once
 from stagecert.powers import power_below
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet

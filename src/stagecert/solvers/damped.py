@@ -116,11 +116,10 @@ class Damped(AbstractSolver):
         return Memory(weights, memory.unit, jumps, compared)
 
     def step(self, problem, state: DampedState):
-        late = jnp.maximum(state.count - self.whole, 0)
+        dtype = jax.tree.leaves(state.point)[0].dtype
+        late = jnp.maximum(state.count - self.whole, 0).astype(dtype)
         share = jnp.where(late == 0, 1.0, 0.5 * self.settle / (self.settle + late))
-        point = tree.between(
-            state.point, state.corner, share.astype(jax.tree.leaves(state.point)[0].dtype)
-        )
+        point = tree.between(state.point, state.corner, share.astype(dtype))
         evaluation = evaluate(
             problem, point, self._remembering(state.count), state.memory, with_gradient=False
         )

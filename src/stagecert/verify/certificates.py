@@ -9,13 +9,11 @@ import io
 import json
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import stagecert
-from stagecert.files import write_whole
 from stagecert.verify.branches import Branches
 from stagecert_check import certificate as format_
 
@@ -181,11 +179,6 @@ def packed(proof: Proof) -> bytes:
         }
         out.writestr(_member("header.json"), json.dumps(header, allow_nan=False))
     return file.getvalue()
-
-
-def write(path: str | Path, proof: Proof) -> None:
-    """Writes a certificate. The file appears whole or not at all."""
-    write_whole(Path(path), packed(proof))
 
 
 def _member(name: str) -> zipfile.ZipInfo:

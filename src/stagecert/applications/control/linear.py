@@ -76,7 +76,11 @@ class LinearQuadratic:
         if initial.ndim != 1 or not len(initial):
             raise ProblemError(f"initial must be a vector, not of shape {initial.shape}.")
         n = len(initial)
-        B = checked_numbers("B", self.B)
+        A, B = checked_numbers("A", self.A), checked_numbers("B", self.B)
+        if A.ndim >= 2 and B.ndim >= 2 and A.shape[-1] == B.shape[-2] != n:
+            raise ProblemError(
+                f"initial has {n} entries, but A and B are those of {A.shape[-1]} states."
+            )
         if B.ndim not in (2, 3) or B.shape[-2] != n or not B.shape[-1]:
             raise ProblemError(
                 f"B has shape {B.shape}, but initial has {n} states: it must be ({n}, inputs) or "
@@ -84,7 +88,7 @@ class LinearQuadratic:
             )
         m = B.shape[-1]
         given = {
-            "A": (checked_numbers("A", self.A), (n, n)),
+            "A": (A, (n, n)),
             "B": (B, (n, m)),
             "Q": (_diagonal("Q", self.Q, n), (n, n)),
             "R": (_diagonal("R", self.R, m), (m, m)),
@@ -283,9 +287,12 @@ def _place(array: np.ndarray, wrong: np.ndarray) -> str:
 
 def _diagonal(name: str, values, size: int) -> np.ndarray:
     array = checked_numbers(name, values)
-    if array.shape == (size,):
-        return np.diag(array)
-    return array
+    if array.ndim == 0:
+        raise ProblemError(
+            f"{name} is a single number; it must be a matrix ({size}, {size}) or its diagonal, "
+            f"({size},): np.full({size}, {array}), for example."
+        )
+    return np.diag(array) if array.shape == (size,) else array
 
 
 def _common_horizon(horizon, given: dict) -> int:

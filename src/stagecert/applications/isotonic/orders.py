@@ -42,10 +42,6 @@ class Order:
             and np.array_equal(self.lower, np.arange(self.count - 1))
         )
 
-    def violated(self, values: np.ndarray) -> np.ndarray:
-        """Which comparisons the values contradict."""
-        return values[self.lower] > values[self.upper]
-
 
 def _sorted_order(count: int, lower: np.ndarray, upper: np.ndarray) -> Order:
     below = sp.csr_array((np.ones(len(lower), np.int8), (upper, lower)), shape=(count, count))

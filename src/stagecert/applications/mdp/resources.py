@@ -44,7 +44,7 @@ class Uses:
         sizes: the largest use of each.
     """
 
-    def __init__(self, resources: Sequence[Resource], mdp: MDP):
+    def __init__(self, resources: Resource | Sequence[Resource], mdp: MDP):
         if isinstance(resources, Resource):
             resources = (resources,)
         self._mdp = mdp

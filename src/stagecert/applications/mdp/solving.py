@@ -73,7 +73,7 @@ def solve(
     mdp: MDP,
     rewards: Any,
     *,
-    resources: Sequence[Resource] = (),
+    resources: Resource | Sequence[Resource] = (),
     atol: float = 1e-9,
     rtol: float = 1e-6,
     engine: str = "auto",

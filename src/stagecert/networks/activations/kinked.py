@@ -30,7 +30,8 @@ class ReluWedge(AbstractWedge):
         unstable = ~((low >= 0) | (high <= 0))  # also if a bound is not a number
         width = jnp.where(unstable, high - low, 1)
         known = jnp.isfinite(width)
-        slope = jnp.where(unstable, high / jnp.where(known, width, jnp.inf), low >= 0)
+        stable = jnp.where(low >= 0, 1.0, 0.0)
+        slope = jnp.where(unstable, high / jnp.where(known, width, jnp.inf), stable)
         # The larger offset holds at both ends however the slope was rounded; the last term covers
         # the roundings of the line itself.
         offset = jnp.maximum(-slope * low, high - slope * high)

@@ -137,7 +137,7 @@ def inside(window: Window, shape: tuple[int, ...], place):
     """Which entries of a window are in the array; an array that broadcasts to the window."""
     result: jax.Array = jnp.ones((), bool)
     for k, (axis, begin, n) in enumerate(zip(window.axes, window.begin(place), shape, strict=True)):
-        at = begin + jnp.arange(axis.size)
+        at = begin + jnp.arange(axis.size, dtype=jnp.int32)
         one = (at >= 0) & (at < n)
         result = result & one.reshape([-1 if j == k else 1 for j in range(len(shape))])
     return result

@@ -1,0 +1,188 @@
+"""`bound` on accelerators: a few steps for all problems at once, then the search for the rest."""
+
+import functools
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert.networks.bounding import opening
+from stagecert.networks.bounding.held import Held
+from stagecert.networks.bounding.intermediate import enclose
+from stagecert.networks.bounding.jobs import Job, boxes_at_once
+from stagecert.networks.bounding.results import Bounds, unhidden
+from stagecert.networks.bounding.search import Check, checked_in_groups, join_arrays, relax, search
+from stagecert.networks.graph import Network
+from stagecert.solution import Status
+
+
+def opened(job: Job, time_limit: float | None) -> Bounds:
+    begin = time.perf_counter()
+    shape = job.rows.shape[:2]
+    value, bound = np.full(shape, np.inf), np.full(shape, -np.inf)
+    crossed = np.zeros(shape, bool)
+    # Points and intervals stay on the device, if they take no more than a quarter of the memory.
+    held = Held(job.memory * 2**28)
+
+    def absorb(some: slice, new: int, checks: list[Check]) -> None:
+        rows = slice(some.start + new, some.stop)
+        for name, array in (("value", value), ("bound", bound)):
+            array[rows] = np.concatenate([np.asarray(getattr(c, name)) for c in checks])[new:]
+        crossed[rows] = np.concatenate([np.asarray(c.crossing) > 0 for c in checks])[new:]
+        value[rows][crossed[rows] | ~np.isfinite(value[rows])] = np.inf
+        done = job.done(value[: some.stop], bound[: some.stop], slice(some.stop))
+        job.show.part(some.start, shape[0])("searching", int(done.sum()), value.size)
+
+    pending = None
+    for some, new in _equal_slices(shape[0], _boxes_to_open(job)):
+        arguments, checks = _first_steps(job, some)
+        held.add(_kept(checks, arguments, new))
+        if pending is not None:  # while the device computes these, those before are read
+            absorb(*pending)
+        pending = some, new, checks
+    if pending is not None:
+        absorb(*pending)
+    passes = np.full(shape, opening.passes(opening.STEPS))
+    # What there is no time left for stays as it is.
+    otherwise = np.full(shape, Status.TIME_LIMIT, dtype=object)
+    otherwise[crossed] = Status.BOUNDS_CROSSED
+    status = job.judged(value, bound, otherwise)
+    late = []
+    boxes, targets = np.nonzero(~job.done(value, bound))
+    at_once = boxes_at_once(job.parts, job.regions.shapes, 1, job.memory / 2)
+    for first in range(0, len(boxes), at_once):
+        some = boxes[first : first + at_once], targets[first : first + at_once]
+        left = None if time_limit is None else time_limit - (time.perf_counter() - begin)
+        if left is not None and left <= 0:
+            break
+        solution = _searched(job, *some, at_once, held, left)
+        better = solution.value < value[some]
+        late.append((tuple(x[better] for x in some), _rows_of(solution.inputs, better)))
+        value[some] = np.where(better, solution.value, value[some])
+        bound[some] = np.fmax(solution.bound, bound[some])
+        passes[some] += solution.passes + 1
+        status[some] = job.judged(value[some], bound[some], solution.status, some)
+    return Bounds(
+        bound,
+        value,
+        status,
+        passes,
+        job.network,
+        job.rows,
+        functools.partial(_late_inputs, job.network, held, late),
+        functools.partial(held.numpy, _arguments),
+    )
+
+
+class _Kept(eqx.Module):
+    """What stays on the device: the points of the first steps, and the intervals."""
+
+    inputs: Any
+    arguments: Any
+
+
+def _inputs(kept: _Kept):
+    return kept.inputs
+
+
+def _arguments(kept: _Kept):
+    return kept.arguments
+
+
+def _first_steps(job: Job, some: slice) -> tuple[Any, list[Check]]:
+    """Intervals of some boxes, and what float64 says of the first steps."""
+    parts, part = job.parts, job.regions[some]
+    show = job.show.part(some.start, job.regions.count)
+    arguments = enclose(parts, part, job.how.chunk(some), job.memory, show)
+    relaxed = relax(parts.layers, parts.last, part.boxes, arguments)
+    problems = parts.layers, parts.last, relaxed, part.sets, jnp.asarray(job.rows[some])
+    with jax.enable_x64(job.dtype == np.float64):
+        found = opening.opened(*problems, job.dtype)
+    return arguments, checked_in_groups(*problems, found.point, found.proposal)
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """What the search found for some problems."""
+
+    value: np.ndarray
+    bound: np.ndarray
+    inputs: Any
+    passes: np.ndarray
+    status: np.ndarray
+
+
+def _searched(
+    job: Job, boxes, targets, most: int, held: Held, time_limit: float | None
+) -> _Searched:
+    """The search itself, for some problems: each is a grid of its own, of one box and one row."""
+    count = len(boxes)
+    size = 64
+    while size < count:
+        size *= 4
+    # Filled up with copies of the last problem, so that few sizes are ever compiled.
+    fill = np.minimum(np.arange(min(size, most)), count - 1)
+    boxes, targets = boxes[fill], targets[fill]
+    part = job.regions[boxes]
+    arguments = held.take(boxes, _arguments)
+    relaxed = relax(job.parts.layers, job.parts.last, part.boxes, arguments)
+    rows = jnp.asarray(job.rows[boxes, targets][:, None])
+    with jax.enable_x64(job.dtype == np.float64):
+        found = search(
+            job.parts.layers,
+            job.parts.last,
+            relaxed,
+            part.sets,
+            rows,
+            dtype=job.dtype,
+            target=None if job.goal is None else job.goal[boxes, targets],
+            time_limit=time_limit,
+            progress=lambda done, _: job.show("searching on", min(done, count), count),
+            **job.limits,
+        )
+    return _Searched(
+        found.value[:count],
+        found.bound[:count],
+        _rows_of(found.inputs, slice(count)),
+        found.passes[:count],
+        np.array(found.status[:count], dtype=object),
+    )
+
+
+def _rows_of(tree, rows):
+    return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
+
+
+def _kept(checks: list[Check], arguments, new: int) -> _Kept:
+    inputs = jax.tree.map(lambda *arrays: join_arrays(arrays), *(check.inputs for check in checks))
+    whole = _Kept(inputs, arguments)
+    return jax.tree.map(lambda x: x[new:], whole) if new else whole
+
+
+def _late_inputs(network: Network, held: Held, late: list) -> Any:
+    """What the first steps found, and in its place what the search found later."""
+    inputs = jax.tree.map(np.array, held.numpy(_inputs))
+    for some, found in late:
+        jax.tree.map(lambda x, new, some=some: x.__setitem__(some, new), inputs, found)
+    return unhidden(network, inputs)
+
+
+def _equal_slices(count: int, at_once: int) -> list[tuple[slice, int]]:
+    """Slices of one size, so that one compilation serves all, and from where on each is new."""
+    size = -(-count // -(-count // at_once))
+    firsts = [(begin, min(begin, count - size)) for begin in range(0, count, size)]
+    return [(slice(first, first + size), begin - first) for begin, first in firsts]
+
+
+def _boxes_to_open(job: Job) -> int:
+    """How many boxes the first steps are taken on together."""
+    neurons = sum(math.prod(layer.shape) for layer in job.parts.layers)
+    inputs = sum(math.prod(shape) for shape in job.regions.shapes)
+    # Evaluating in float64 takes most: about 12 numbers for each neuron of a lane, 20 of a box.
+    of_box = 8 * (12 * job.rows.shape[1] + 20) * (neurons + 2 * inputs)
+    return max(int(job.memory * 2**30 / max(of_box, 1)), 1)
