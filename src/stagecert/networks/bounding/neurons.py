@@ -20,7 +20,7 @@ from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import sources_of
 
 HALVINGS = 12  # of an interval of thresholds; what is left of it hardly matters
-ROUNDS = 10  # of looking for the shift of an allocation; the same holds
+ROUNDS = 6  # of looking for the shift of an allocation; the same holds
 TINY = np.float32(1e-30)
 
 
@@ -163,21 +163,25 @@ def envelope(t: np.ndarray, neurons: Neurons) -> np.ndarray:
 def allocated(kept: np.ndarray, push: np.ndarray, neurons: Neurons) -> np.ndarray:
     """What is kept after a push: clip(kept - push + shift, 0, 1), with kept . delta = most.
 
-    The shift is between the smallest and the largest push; it is looked for by interpolation.
+    The shift is between the smallest and the largest push. What is kept grows with it, and is
+    piecewise linear: Newton's steps find it, halves where they leave what is known.
     """
     wanted = kept - push
     low, high = push.min(axis=-1), push.max(axis=-1)
-    under, over = -neurons.most, neurons.deficit  # no more than that is missing, or too much
-    new, off = np.empty_like(wanted), under
+    delta = neurons.delta
+    shift = np.einsum("...i,...i->...", delta, push) / np.maximum(neurons.most + neurons.deficit, TINY)
+    new, off = np.empty_like(wanted), shift
     for _ in range(ROUNDS):
-        shift = low + (high - low) * (under / np.minimum(under - over, -TINY))
         np.add(wanted, shift[..., None], out=new)
+        free = new > 0
+        free &= new < 1
         np.clip(new, 0, 1, out=new)
-        off = np.einsum("...i,...i->...", neurons.delta, new) - neurons.most
+        off = np.einsum("...i,...i->...", delta, new) - neurons.most
+        slope = np.einsum("...i,...i->...", delta, free, dtype=delta.dtype)
         more = off > 0
-        # The end that stays counts half, so that the other one moves too.
         low, high = np.where(more, low, shift), np.where(more, shift, high)
-        under, over = np.where(more, 0.5 * under, off), np.where(more, off, 0.5 * over)
+        step = shift - off / np.maximum(slope, TINY)
+        shift = np.where((step >= low) & (step <= high), step, 0.5 * (low + high))
     # The rest is taken from all that is kept, or from all that is not.
     paid = off + neurons.most
     less = np.where(off > 0, neurons.most / np.maximum(paid, TINY), 1)
