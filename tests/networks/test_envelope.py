@@ -33,7 +33,7 @@ def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
     b = -least - draw.uniform(0.05, 0.95) * delta.sum()
     x = draw.uniform(low, high)
     deficit = -(least + b)
-    single = [np.array(v)[None] for v in (0, delta, w >= 0, delta.sum() - deficit, deficit)]
+    single = [np.array(v)[None] for v in (0, delta, (w < 0).astype(float), delta.sum() - deficit, deficit)]
     neuron = neurons.Neurons(single[0], None, *single[1:])
     t = neuron.moved(((x - low) / (high - low))[None])
     corners = np.array(list(itertools.product(*zip(low, high, strict=True))))

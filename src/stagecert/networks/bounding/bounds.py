@@ -301,8 +301,8 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     done = found.bound > aim
     gap = limits["atol"], limits["rtol"]
     most = limits["max_iterations"]
-    # Steps with planes cost more than others; those on the bound itself come last.
-    how = Limits((3 * most // 5, most // 5), gap, end, memory)
+    # The first kind of steps is soon as good as it gets.
+    how = Limits((most // 5, most - most // 5), gap, end, memory)
     more = improve(
         found.network, regions.boxes, found.intermediate, found.objectives, ~done, aim, how, show
     )

@@ -23,7 +23,7 @@ from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import Given, planes_above, slopes_of, sources_of
 
 ROOM = 2**22  # numbers in an array of allocations
-MOST = 2**20  # neurons of an activation that get planes
+MOST = 32  # neurons of an activation that get planes; with more, bounds hardly rise
 # Arrays of a state, or of a search's memory, with an axis of planes.
 PLANES = ("mix", "kept", "line", "line jumps", "t", "jumps")
 
@@ -329,10 +329,12 @@ class Envelope:
         # t is (x - low) / way, or 1 less that.
         low, high = self._ends(index)
         back = weights * neurons.delta
-        falling = np.where(neurons.up, 0, back)
-        back -= 2 * falling
+        falling = back * neurons.falls
+        constant = falling.reshape(len(falling), -1).sum(axis=1)
+        falling *= 2
+        back -= falling
         g = -neurons.sent(back, len(low)) / np.where(high > low, high - low, 1)
-        more = -falling.sum(axis=(1, 2)) - g @ low
+        more = -constant - g @ low
         sent, begin = [], 0
         for k in self.kinked[index].sources:
             sent.append((k, g[:, begin : begin + self.sizes[k]].astype(np.float32)))
@@ -365,6 +367,14 @@ class Envelope:
     def helps(self) -> bool:
         """Whether any neuron can have a plane that is not its line."""
         return any(layer.bent.any() for layer in self.kinked.values())
+
+    def complete(self, state: State) -> bool:
+        """Whether all neurons that bend have planes, and there are no other activations."""
+        return not self.fixed and all(
+            index in state.neurons and state.neurons[index].entries.shape[1] >= layer.bent.sum()
+            for index, layer in self.kinked.items()
+            if layer.bent.any()
+        )
 
     def choose(self, state: State, blocks: dict[int, np.ndarray]) -> None:
         """Gives planes to those neurons where triangles lose most, problem by problem."""

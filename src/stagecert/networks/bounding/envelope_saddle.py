@@ -24,6 +24,7 @@ ENOUGH = 0.4  # of a gap: where so little is left of it, steps begin anew
 LONG = 0.36  # of all steps: after so many since the last time, they begin anew
 ROOM = -0.5, 1.5  # where values may be, beyond their bounds: what never binds needs no multiplier
 PUSHED = 2.0  # no plane is so little used that a step moves more of it than so
+LESS = np.float32(0.1)  # of multipliers both below and above, which go at every step
 POINT, MULTIPLIERS = ("in", "at"), ("low", "steep", "line", "plane")
 
 
@@ -160,10 +161,27 @@ class _Saddle:
                 high = np.einsum("bmi,bmi->bm", kept * neurons.delta, t)
                 off = _of(value - a * y, z, index) - (b - a) * high
                 new["plane", index] = np.maximum(plane + _of(bent, z, index) * off, 0)
+            self._lessen(new, z, index)
             return value
 
         relaxation.ahead(rows, self.low + self.way * ahead["in", -1], rule)
         return new
+
+    def _lessen(self, new: dict, z: State, index: int) -> None:
+        """Takes a part off multipliers below and above that a neuron has both of.
+
+        Where both bounds meet, both may have some without an effect on the Lagrangian at the
+        point; slopes of cotangents, which have one sign, have no use for them.
+        """
+        up, down = new["low", index] + new["steep", index], new["line", index].copy()
+        if index in z.neurons:
+            _of(down, z, index, new["plane", index])
+        both = LESS * np.minimum(up, down)
+        for names, total in ((("low", "steep"), up), (("line",), down)):
+            for name in names:
+                new[name, index] = new[name, index] * (1 - both / np.maximum(total, TINY))
+        if index in z.neurons:
+            new["plane", index] *= _of(1 - both / np.maximum(down, TINY), z, index)
 
     def state(self, z: State, like: State) -> State:
         """Slopes, mixtures and planes of multipliers; where there are none, as in another state."""

@@ -24,6 +24,7 @@ TRIANGLES = 20  # steps without planes
 PRUNED = 2  # the step after which planes are left out that nothing goes through
 FEW_NUMBERS = 2**15  # allocations that cost little: all of those stay
 AVERAGED = 8  # steps between two looks at their mean
+STALLED = 1.0  # of the gap that is good enough: bounds that rise by less in a while are left
 VARIED = ("below", "mix", "kept")
 
 
@@ -122,7 +123,8 @@ def search(
     relaxation.choose(found.state, blocks)
     _damped(relaxation, rows, found, wanted, steps[0], blocks)
     some = np.flatnonzero(wanted.left(found))
-    if len(some) and steps[1] and not relaxation.fixed:
+    # Where neurons were left out no steps can close the gap, and bounds hardly rise any more.
+    if len(some) and steps[1] and relaxation.complete(found.state):
         close(relaxation, rows, found, wanted, steps[1], some)
     return found
 
@@ -138,15 +140,21 @@ class _Wanted:
         """Which problems, of some of them, are to go on."""
         some = np.arange(len(self.goal)) if some is None else some
         bound, value = found.bound[some], found.value[some]
-        open_ = value - bound > self.gap[0] + self.gap[1] * np.abs(bound)
-        return open_ & ~(bound > self.goal[some])
+        return (value - bound > self._wide(bound)) & ~(bound > self.goal[some])
+
+    def _wide(self, bound: np.ndarray) -> np.ndarray:
+        return self.gap[0] + self.gap[1] * np.abs(bound)
+
+    def rose(self, found: Found, some: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Which bounds rose by enough for the tolerances that more steps are worth their time."""
+        return found.bound[some] - before > STALLED * self._wide(found.bound[some])
 
 
 def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: int, blocks) -> None:
     going, work = np.arange(len(rows)), copy.deepcopy(found.state)
     point = found.inputs.copy()
     _to_corner(work, blocks, 1.0)
-    memory, mean = State(), _Mean()
+    memory, mean, before = State(), _Mean(), found.bound.copy()
     for step in range(steps):
         value, arguments, reads = relaxation.forth(rows[going], point, work)
         found.nearer(going, value, point, work)
@@ -168,6 +176,9 @@ def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: in
             best = relaxation.back(rows, found.state)[1]
             _prune(found.state, (best, blocks), going, (work, memory, mean.sums))
         left = wanted.left(found, going)
+        if step % AVERAGED == AVERAGED - 1 and work.neurons:
+            left &= wanted.rose(found, going, before[going])
+            before = found.bound.copy()
         if not left.any():
             break
         if not left.all():
