@@ -51,14 +51,35 @@ def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
     assert np.sum(kept * delta * t) >= mine - 1e-5 * delta.sum()
 
 
-def _found(chain, network, shape, radius, seed, steps=300):
+@pytest.mark.parametrize("size", [0.1, 1, 8])
+def test_an_allocation_is_the_nearest_one_however_long_the_step(size):
+    # Long steps gave equal shares, from which no search ever moved again.
+    draw = np.random.default_rng(0)
+    delta = draw.uniform(0.1, 1, size=(50, 8))
+    most = delta.sum(axis=1) * draw.uniform(0.02, 0.98, size=50)
+    neuron = neurons.Neurons(np.arange(50), None, delta, 0 * delta, most, delta.sum(axis=1) - most)
+    first = np.broadcast_to((most / delta.sum(axis=1))[:, None], delta.shape)
+    push = size * draw.uniform(size=delta.shape)
+    wanted = first - push
+    low, high = np.full(50, -size - 2.0), np.full(50, size + 2.0)
+    for _ in range(60):
+        at = (low + high) / 2
+        less = np.sum(delta * np.clip(wanted + at[:, None], 0, 1), axis=1) < most
+        low, high = np.where(less, at, low), np.where(less, high, at)
+    kept = neurons.allocated(first, push, neuron)
+    off = np.abs(kept - np.clip(wanted + high[:, None], 0, 1)).max(axis=1)
+    assert np.mean(off < 1e-6) > 0.8
+    assert np.all(np.isclose(np.sum(kept * delta, axis=1), most, rtol=1e-5))
+
+
+def _found(chain, network, shape, radius, seed, steps=(60, 300)):
     """What is proven, values, and the optima of the programmes with triangles and with all cuts."""
     x = np.random.default_rng(seed + 100).normal(size=shape)
     low, high = (x - radius).reshape(1, -1), (x + radius).reshape(1, -1)
     program = program_of(network)
     facts = Facts(Arithmetic(), program, low, high).derive()
     arguments = tuple(facts.boxes[k] for k in program.activations)
-    limits = Limits((steps, 100), (0, 1e-6), None, 1.0)
+    limits = Limits(steps, (0, 1e-6), None, 1.0)
     every = np.ones((1, 2), bool)
     found = improve(
         network, ((low, high),), arguments, ROWS[None], every, np.full((1, 2), np.inf), limits,
@@ -99,7 +120,7 @@ def test_convolutions_reach_the_optimum_with_all_cuts():
 @pytest.mark.parametrize("kind", ["dense", "convolved"])
 def test_forty_networks_reach_the_optimum_with_all_cuts(kind, seed):
     shape, radius = ((4,), 0.5) if kind == "dense" else (truth.CONVOLVED, 0.3)
-    _check(*_found(*getattr(truth, kind)(seed), shape, radius, seed, 1000), 1e-3)
+    _check(*_found(*getattr(truth, kind)(seed), shape, radius, seed, (60, 4000)), 1e-4)
 
 
 @pytest.mark.slow
@@ -193,6 +214,7 @@ def test_a_threshold_ends_the_search_and_what_is_proven_stays():
     [
         ({"relaxation": "square"}, "Unknown relaxation 'square'; known are triangle, envelope"),
         ({"relaxation": "envelope", "method": "backward"}, "needs method='nonconvex'"),
+        ({"relaxation": "envelope", "planes": 0}, "planes must be a number of neurons, 1 or more"),
         ({"relaxation": "envelope", "ball": (np.zeros((1, 4)), 1.0)}, "no ball"),
     ],
 )

@@ -162,6 +162,7 @@ def bound(
     time_limit: float | None = None,
     precision: Literal["float32", "float64", "tf32"] = "float32",
     relaxation: Relaxation = "triangle",
+    planes: int | None = None,
     memory: float | None = None,
     progress: bool | Callable[[str, int, int], None] = False,
 ) -> Bounds:
@@ -198,8 +199,9 @@ def bound(
         relaxation: what stands for a neuron: "triangle" (the hull of its activation on the interval
             of its argument) or "envelope" (for relu and leaky relu also the smallest concave
             function above the neuron over the box of all its inputs), for "nonconvex". The second
-            is never worse, and takes 10 to 50 times as long on average; see the table of
-            docs/envelope.md.
+            is never worse, and takes longer; see the table of docs/envelope.md.
+        planes: of how many neurons, at most, of each activation the envelope is looked at, for
+            "envelope": for every objective, those where triangles lose most. None is 32.
         memory: GiB that arrays may take; larger jobs are cut into chunks. None is 2 GiB on CPUs,
             and half of what the device lends elsewhere.
         progress: True draws progress bars; a function is called with (what, finished, all).
@@ -236,6 +238,8 @@ def bound(
             "relaxation='envelope' is searched for on boxes: it needs method='nonconvex' and no "
             "ball."
         )
+    if planes is not None and (isinstance(planes, bool) or not isinstance(planes, int) or planes < 1):
+        raise ProblemError(f"planes must be a number of neurons, 1 or more, not {planes!r}.")
     if split is not None and (isinstance(split, bool) or not isinstance(split, int) or split < 1):
         raise ProblemError(f"split must be a number of nodes, 1 or more, not {split!r}.")
     end = None if time_limit is None else time.monotonic() + time_limit
@@ -258,7 +262,7 @@ def bound(
             job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
             found = _opened(job, time_limit)
             if relaxation == "envelope":
-                found = _enveloped(found, regions, goal, limits, memory, show, end)
+                found = _enveloped(found, regions, goal, {**limits, "planes": planes}, memory, show, end)
             return found if split is None else _grown(job, found, split, end)
         # Intervals are those of boxes, whatever is asked of these.
         lanes = 1 if method == "ibp" and how.kind == "ibp" else rows.shape[1]
@@ -286,7 +290,7 @@ def bound(
             )
         found = _joined(results, regions.count)
         if relaxation == "envelope":
-            found = _enveloped(found, regions, goal, limits, memory, show, end)
+            found = _enveloped(found, regions, goal, {**limits, "planes": planes}, memory, show, end)
         if split is None:
             return found
         job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
@@ -295,14 +299,14 @@ def bound(
 
 def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
     """A result with envelopes in the place of triangles, where there was time for them."""
-    from stagecert.networks.bounding.envelope_bounds import Limits, improve
+    from stagecert.networks.bounding.envelope_bounds import MOST, Limits, improve
 
     aim = np.full(found.bound.shape, np.inf) if goal is None else goal
     done = found.bound > aim
     gap = limits["atol"], limits["rtol"]
     most = limits["max_iterations"]
     # The first kind of steps is soon as good as it gets.
-    how = Limits((most // 5, most - most // 5), gap, end, memory)
+    how = Limits((most // 5, most - most // 5), gap, end, memory, limits["planes"] or MOST)
     more = improve(
         found.network, regions.boxes, found.intermediate, found.objectives, ~done, aim, how, show
     )

@@ -23,7 +23,7 @@ from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import Given, planes_above, slopes_of, sources_of
 
 ROOM = 2**22  # numbers in an array of allocations
-MOST = 32  # neurons of an activation that get planes; with more, bounds hardly rise
+MOST = 32  # neurons of an activation that get planes: see docs/envelope.md
 # Arrays of a state, or of a search's memory, with an axis of planes.
 PLANES = ("mix", "kept", "line", "line jumps", "t", "jumps")
 
@@ -93,6 +93,7 @@ class Envelope:
         program: what computes.
         facts: of the box, in float64; the first one, if there are several.
         room: how many numbers there may be in an array of allocations; 0: triangles alone.
+        most: how many neurons of an activation get planes, at most.
     """
 
     def __init__(self, program: Program, facts: Facts, room: int = ROOM, most: int = MOST):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks.bounding.envelope import ROOM, Envelope, Hull
+from stagecert.networks.bounding.envelope import MOST, ROOM, Envelope, Hull
 from stagecert.networks.bounding.envelope_search import search
 from stagecert.networks.bounding.programs import program_of
 from stagecert.networks.bounding.relaxation import split
@@ -38,12 +38,14 @@ class Limits:
         gap: absolute and relative tolerances.
         deadline: of `time.monotonic`, or None.
         memory: GiB.
+        planes: neurons of an activation that get planes, at most.
     """
 
     steps: tuple[int, int]
     gap: tuple[float, float]
     deadline: float | None
     memory: float
+    planes: int = MOST
 
 
 @dataclass(eq=False)
@@ -100,7 +102,7 @@ def improve(
             with np.errstate(all="ignore"):
                 facts = facts_of(program, low[box], high[box], given)
                 room = int(min(ROOM, limits.memory * 2**30 / 64))
-                relaxation = Envelope(program, facts, room)
+                relaxation = Envelope(program, facts, room, limits.planes)
                 found.same[box] = not relaxation.helps
                 if relaxation.helps:
                     problems = rows[box, some], goal[box, some]

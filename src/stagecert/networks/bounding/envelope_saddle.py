@@ -24,7 +24,7 @@ ENOUGH = 0.4  # of a gap: where so little is left of it, steps begin anew
 LONG = 0.36  # of all steps: after so many since the last time, they begin anew
 ROOM = -0.5, 1.5  # where values may be, beyond their bounds: what never binds needs no multiplier
 PUSHED = 2.0  # no plane is so little used that a step moves more of it than so
-LESS = np.float32(0.1)  # of multipliers both below and above, which go at every step
+LESS = np.float32(0.3)  # of multipliers both below and above, which go at every step
 POINT, MULTIPLIERS = ("in", "at"), ("low", "steep", "line", "plane")
 
 
