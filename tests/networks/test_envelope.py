@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 import stagecert as sc
 from stagecert import networks
 from stagecert.networks.bounding import neurons
-from stagecert.networks.bounding.envelope_bounds import Limits, improve
+from stagecert.networks.bounding.envelope_bounds import Limits, improve, tighten
 from stagecert.networks.bounding.programs import program_of
 from stagecert_check.bounds import Facts
 from stagecert_check.numbers import Arithmetic
@@ -214,6 +214,7 @@ def test_a_threshold_ends_the_search_and_what_is_proven_stays():
     [
         ({"relaxation": "square"}, "Unknown relaxation 'square'; known are triangle, envelope"),
         ({"relaxation": "envelope", "method": "backward"}, "needs method='nonconvex'"),
+        ({"intermediate": "envelope"}, "needs relaxation='envelope'"),
         ({"relaxation": "envelope", "planes": 0}, "planes must be a number of neurons, 1 or more"),
         ({"relaxation": "envelope", "ball": (np.zeros((1, 4)), 1.0)}, "no ball"),
     ],
@@ -223,3 +224,40 @@ def test_what_does_not_go_together_is_refused(options, words):
     box = -np.ones((1, 4)), np.ones((1, 4))
     with pytest.raises(sc.ProblemError, match=words):
         networks.bound(network, *box, ROWS, **options)
+
+
+def test_intervals_by_envelopes_are_narrower_and_hold():
+    chain, network = truth.dense(0)
+    x = np.random.default_rng(100).normal(size=4)
+    low, high = (x - 0.5)[None], (x + 0.5)[None]
+    program = program_of(network)
+    facts = Facts(Arithmetic(), program, low, high).derive()
+    before = tuple(facts.boxes[k] for k in program.activations)
+    after = tighten(network, ((low, high),), before, Limits((0, 0), (0, 0), None, 1.0), lambda *_: None)
+    for old, new in zip(before, after, strict=True):
+        assert np.all(new[0] >= old[0])
+        assert np.all(new[1] <= old[1])
+    width = [np.sum(pair[1][1] - pair[1][0]) for pair in (before, after)]
+    assert width[1] < 0.95 * width[0]
+    points = np.random.default_rng(0).uniform(low, high, size=(2000, 4))
+    points[::2] = np.where(points[::2] > x, high, low)
+    for (matrix, constant), (lower, upper) in zip(chain, after, strict=False):
+        y = points @ matrix + constant
+        assert np.all((y >= lower) & (y <= upper))
+        points = np.maximum(y, 0)
+
+
+@pytest.mark.slow
+def test_bound_takes_intervals_by_envelopes():
+    _, network = truth.dense(0)
+    x = np.random.default_rng(100).normal(size=(2, 4))
+    usual, narrow = (
+        networks.bound(network, x - 0.5, x + 0.5, ROWS, intermediate=how, relaxation="envelope")
+        for how in ("backward", "envelope")
+    )
+    assert np.all(narrow.bound >= usual.bound - 1e-2 * (1 + np.abs(usual.bound)))
+    assert narrow.bound.mean() > usual.bound.mean()
+    assert np.all(narrow.value >= narrow.bound)
+    points = np.random.default_rng(0).uniform(x - 0.5, x + 0.5, size=(500, 2, 4))
+    values = np.stack([np.asarray(network(p)) @ ROWS.T for p in points])
+    assert np.all(narrow.bound <= values.min(axis=0))

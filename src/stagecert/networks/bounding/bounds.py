@@ -177,8 +177,8 @@ def bound(
         method: "ibp" (intervals throughout), "backward" (one pass back) or "nonconvex" (search
             until the gap is at most atol + rtol * |bound|).
         intermediate: how the arguments of activations are bounded: "ibp", "backward" (one pass back
-            for each unstable neuron), "optimised" (a few search steps for each), an `Intermediate`
-            with settings, or ready intervals ((low, high), ...), for example those of an earlier
+            for each unstable neuron), "optimised" (a few search steps for each), "envelope" (a few
+            with planes, for relaxation="envelope": much narrower; see docs/envelope.md), an `Intermediate` with settings, or ready intervals ((low, high), ...), for example those of an earlier
             result. The bounds hold only if these do. None is "ibp" for the method "ibp", and
             "backward" for the others.
         atol, rtol: tolerances on the gap, for "nonconvex".
@@ -246,6 +246,13 @@ def bound(
     if intermediate is None:
         intermediate = "ibp" if method == "ibp" else "backward"
     how = Intermediate.named(intermediate)
+    narrow = how.kind == "envelope"
+    if narrow and relaxation != "envelope":
+        raise ProblemError(
+            "intermediate='envelope' needs relaxation='envelope': the search with triangles assumes "
+            "intervals that triangles imply."
+        )
+    how = Intermediate("backward") if narrow else how
     memory = default_memory() if memory is None else memory
     dtype, products = PRECISIONS[precision]
     # JAX's default on GPUs is TF32; CPUs have no choice.
@@ -262,7 +269,7 @@ def bound(
             job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
             found = _opened(job, time_limit)
             if relaxation == "envelope":
-                found = _enveloped(found, regions, goal, {**limits, "planes": planes}, memory, show, end)
+                found = _enveloped(found, regions, goal, {**limits, "planes": planes, "narrow": narrow}, memory, show, end)
             return found if split is None else _grown(job, found, split, end)
         # Intervals are those of boxes, whatever is asked of these.
         lanes = 1 if method == "ibp" and how.kind == "ibp" else rows.shape[1]
@@ -290,7 +297,7 @@ def bound(
             )
         found = _joined(results, regions.count)
         if relaxation == "envelope":
-            found = _enveloped(found, regions, goal, {**limits, "planes": planes}, memory, show, end)
+            found = _enveloped(found, regions, goal, {**limits, "planes": planes, "narrow": narrow}, memory, show, end)
         if split is None:
             return found
         job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
@@ -299,16 +306,20 @@ def bound(
 
 def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
     """A result with envelopes in the place of triangles, where there was time for them."""
-    from stagecert.networks.bounding.envelope_bounds import MOST, Limits, improve
+    from stagecert.networks.bounding.envelope_bounds import MOST, Limits, improve, tighten
 
     aim = np.full(found.bound.shape, np.inf) if goal is None else goal
     done = found.bound > aim
     gap = limits["atol"], limits["rtol"]
     most = limits["max_iterations"]
     # The first kind of steps is soon as good as it gets.
-    how = Limits((most // 5, most - most // 5), gap, end, memory, limits["planes"] or MOST)
+    narrow, planes = limits["narrow"], limits["planes"] or MOST
+    how = Limits((most // 5, most - most // 5), gap, end, memory, planes, narrow)
+    arguments = found.intermediate
+    if narrow:
+        arguments = tighten(found.network, regions.boxes, arguments, how, show)
     more = improve(
-        found.network, regions.boxes, found.intermediate, found.objectives, ~done, aim, how, show
+        found.network, regions.boxes, arguments, found.objectives, ~done, aim, how, show
     )
     shapes = [shape[1:] if hidden else shape for shape, hidden in
               zip(found.network.input_shapes, found.network.hidden_axis, strict=True)]  # fmt: skip
@@ -326,7 +337,9 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     # own value says how far a bound could rise.
     own = attained(found.network, found.objectives, inputs)
     kept = done | more.same  # where no neuron can have a plane, triangles are the relaxation
-    value = np.where(kept, found.value, np.fmin(own, np.where(more.reached, more.value, np.inf)))
+    # Narrower intervals than the relaxation implies: what it can prove is not known then.
+    known = more.reached & (not narrow)
+    value = np.where(kept, found.value, np.fmin(own, np.where(known, more.value, np.inf)))
     value = np.where(np.isnan(value), np.inf, value)
     bound = np.fmax(found.bound, more.bound)
     status = found.status.copy()
@@ -335,7 +348,7 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     status = _judged(value, bound, goal, limits, status)
     return Bounds(
         bound, value, status, found.passes + more.passes, found.network, found.objectives, inputs,
-        found.intermediate,
+        arguments,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import Regions
 
-KINDS = ("ibp", "backward", "optimised")
+KINDS = ("ibp", "backward", "optimised", "envelope")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Intermediate:
     """How the arguments of activations are bounded.
 
     Attributes:
-        kind: "ibp", "backward" or "optimised".
+        kind: "ibp", "backward", "optimised" or "envelope" (see `envelope_bounds.tighten`).
         steps: search steps for each entry, for "optimised".
         given: ready intervals ((low, high), ...), one pair for each activation, which are used
             as they are; None if they are to be computed.
