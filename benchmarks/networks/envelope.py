@@ -80,8 +80,8 @@ def measured(folder: Path, model: str, text: str) -> dict | None:
 def table(records: list[dict]) -> str:
     """Markdown: a row for each network."""
     heads = ["network", "instances"]
-    for name in ("mean worst bound", "mean bound", "decided", "rows with a gap of 1 %", "passes of a row",
-                 "CPU s", "CPU s where all gaps are 1 %"):  # fmt: skip
+    for name in ("mean worst bound", "mean bound", "decided", "rows with a gap of 1 %",
+                 "passes of a row", "CPU s", "CPU s where all gaps are 1 %"):  # fmt: skip
         heads += [f"{name}: triangle", "envelope"]
     heads += ["ratio of CPU s", "with intervals"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

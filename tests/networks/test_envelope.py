@@ -33,7 +33,9 @@ def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
     b = -least - draw.uniform(0.05, 0.95) * delta.sum()
     x = draw.uniform(low, high)
     deficit = -(least + b)
-    single = [np.array(v)[None] for v in (0, delta, (w < 0).astype(float), delta.sum() - deficit, deficit)]
+    single = [
+        np.array(v)[None] for v in (0, delta, (w < 0).astype(float), delta.sum() - deficit, deficit)
+    ]
     neuron = neurons.Neurons(single[0], None, *single[1:])
     t = neuron.moved(((x - low) / (high - low))[None])
     corners = np.array(list(itertools.product(*zip(low, high, strict=True))))
@@ -233,7 +235,9 @@ def test_intervals_by_envelopes_are_narrower_and_hold():
     program = program_of(network)
     facts = Facts(Arithmetic(), program, low, high).derive()
     before = tuple(facts.boxes[k] for k in program.activations)
-    after = tighten(network, ((low, high),), before, Limits((0, 0), (0, 0), None, 1.0), lambda *_: None)
+    after = tighten(
+        network, ((low, high),), before, Limits((0, 0), (0, 0), None, 1.0), lambda *_: None
+    )
     for old, new in zip(before, after, strict=True):
         assert np.all(new[0] >= old[0])
         assert np.all(new[1] <= old[1])

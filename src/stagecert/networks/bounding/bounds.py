@@ -178,9 +178,10 @@ def bound(
             until the gap is at most atol + rtol * |bound|).
         intermediate: how the arguments of activations are bounded: "ibp", "backward" (one pass back
             for each unstable neuron), "optimised" (a few search steps for each), "envelope" (a few
-            with planes, for relaxation="envelope": much narrower; see docs/envelope.md), an `Intermediate` with settings, or ready intervals ((low, high), ...), for example those of an earlier
-            result. The bounds hold only if these do. None is "ibp" for the method "ibp", and
-            "backward" for the others.
+            with planes, for relaxation="envelope": often much narrower; see docs/envelope.md), an
+            `Intermediate` with settings, or ready intervals ((low, high), ...), for example those
+            of an earlier result. The bounds hold only if these do. None is "ibp" for the method
+            "ibp", and "backward" for the others.
         atol, rtol: tolerances on the gap, for "nonconvex".
         threshold: stop a problem as soon as bound > threshold (proven) or value <= threshold (this
             relaxation cannot prove it); a number or (batch, targets).
@@ -238,7 +239,9 @@ def bound(
             "relaxation='envelope' is searched for on boxes: it needs method='nonconvex' and no "
             "ball."
         )
-    if planes is not None and (isinstance(planes, bool) or not isinstance(planes, int) or planes < 1):
+    if planes is not None and (
+        isinstance(planes, bool) or not isinstance(planes, int) or planes < 1
+    ):
         raise ProblemError(f"planes must be a number of neurons, 1 or more, not {planes!r}.")
     if split is not None and (isinstance(split, bool) or not isinstance(split, int) or split < 1):
         raise ProblemError(f"split must be a number of nodes, 1 or more, not {split!r}.")
@@ -249,8 +252,8 @@ def bound(
     narrow = how.kind == "envelope"
     if narrow and relaxation != "envelope":
         raise ProblemError(
-            "intermediate='envelope' needs relaxation='envelope': the search with triangles assumes "
-            "intervals that triangles imply."
+            "intermediate='envelope' needs relaxation='envelope': the search with triangles "
+            "assumes intervals that triangles imply."
         )
     how = Intermediate("backward") if narrow else how
     memory = default_memory() if memory is None else memory
@@ -269,7 +272,15 @@ def bound(
             job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
             found = _opened(job, time_limit)
             if relaxation == "envelope":
-                found = _enveloped(found, regions, goal, {**limits, "planes": planes, "narrow": narrow}, memory, show, end)
+                found = _enveloped(
+                    found,
+                    regions,
+                    goal,
+                    {**limits, "planes": planes, "narrow": narrow},
+                    memory,
+                    show,
+                    end,
+                )
             return found if split is None else _grown(job, found, split, end)
         # Intervals are those of boxes, whatever is asked of these.
         lanes = 1 if method == "ibp" and how.kind == "ibp" else rows.shape[1]
@@ -297,7 +308,15 @@ def bound(
             )
         found = _joined(results, regions.count)
         if relaxation == "envelope":
-            found = _enveloped(found, regions, goal, {**limits, "planes": planes, "narrow": narrow}, memory, show, end)
+            found = _enveloped(
+                found,
+                regions,
+                goal,
+                {**limits, "planes": planes, "narrow": narrow},
+                memory,
+                show,
+                end,
+            )
         if split is None:
             return found
         job = _Job(network, parts, regions, rows, goal, how, limits, dtype, memory, show)
@@ -318,9 +337,7 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     arguments = found.intermediate
     if narrow:
         arguments = tighten(found.network, regions.boxes, arguments, how, show)
-    more = improve(
-        found.network, regions.boxes, arguments, found.objectives, ~done, aim, how, show
-    )
+    more = improve(found.network, regions.boxes, arguments, found.objectives, ~done, aim, how, show)
     shapes = [shape[1:] if hidden else shape for shape, hidden in
               zip(found.network.input_shapes, found.network.hidden_axis, strict=True)]  # fmt: skip
     parts = np.split(more.inputs, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=2)

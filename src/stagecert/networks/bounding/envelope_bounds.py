@@ -144,7 +144,9 @@ def tighten(network: Network, boxes: tuple, arguments: tuple, limits: Limits, sh
                     with np.errstate(all="ignore"):
                         _tighten(program, index, (low[box], high[box]), given, k, room)
                 except Refused as error:
-                    raise ProblemError(f"intermediate='envelope', box {box + 1}: {error}.") from None
+                    raise ProblemError(
+                        f"intermediate='envelope', box {box + 1}: {error}."
+                    ) from None
         show("intervals by envelopes", box + 1, count)
     return tuple(found)
 
@@ -168,7 +170,9 @@ def _tighten(program: Program, index: int, box: tuple, given: list, k: int, room
             result = search(
                 relaxation, rows, start, (INTERVAL_STEPS, 0), np.zeros(len(rows)), (0.0, 1e-2)
             )
-            ends[side][mine] = best(ends[side][mine], sign * relaxation.certified(rows, result.state))
+            ends[side][mine] = best(
+                ends[side][mine], sign * relaxation.certified(rows, result.state)
+            )
 
 
 def facts_of(program: Program, low, high, arguments) -> Facts:

@@ -85,9 +85,7 @@ class _Saddle:
         z["in", -1] = np.clip((inputs - self.low) / np.where(self.way > 0, self.way, 1), 0, 1)
 
         def rule(index: int, values: list) -> np.ndarray:
-            lower, upper, _ = relaxation.bounds(
-                index, self._argument(index, values), values, state
-            )
+            lower, upper, _ = relaxation.bounds(index, self._argument(index, values), values, state)
             theta = at["theta", index]
             value = (1 - theta) * lower + theta * upper
             z["at", index] = (value - self.least[index]) / self.ways[index]
@@ -157,7 +155,9 @@ class _Saddle:
                 neurons, plane = z.neurons[index], z["plane", index]
                 t = neurons.moved(relaxation.shares(index, values))
                 push = (b - a) * size / np.maximum(plane, PUSHED * size)
-                new["kept", index] = kept = allocated(z["kept", index], push[..., None] * t, neurons)
+                new["kept", index] = kept = allocated(
+                    z["kept", index], push[..., None] * t, neurons
+                )
                 high = np.einsum("bmi,bmi->bm", kept * neurons.delta, t)
                 off = _of(value - a * y, z, index) - (b - a) * high
                 new["plane", index] = np.maximum(plane + _of(bent, z, index) * off, 0)

@@ -87,6 +87,8 @@ def enclose(parts: Split, regions: Regions, how: Intermediate, memory: float, sh
         return _given(parts, regions, how.given)
     if how.kind == "ibp":
         return _all_intervals(parts, regions.boxes)
+    if how.kind == "envelope":  # `bound` narrows what passes back give; nobody else does
+        raise ProblemError("intermediate='envelope' is for networks.bound(relaxation='envelope').")
     refine = 1 + (how.steps if how.kind == "optimised" else 0)
     width = rows_at_once(parts, memory)
     return Passes(
