@@ -69,7 +69,7 @@ def summary(records: list[dict]) -> dict:
 def main() -> None:
     """Runs all networks and writes what was found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks.cuts", description=__doc__)
-    parser.add_argument("--steps", type=int, nargs=2, default=(1000, 1000), help="of both kinds")
+    parser.add_argument("--steps", type=int, nargs=2, default=(60, 4000), help="of both kinds")
     parser.add_argument("--networks", type=int, default=20, help="of each kind")
     options = parser.parse_args()
     truth, records = _truth(), []

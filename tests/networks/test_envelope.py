@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 import stagecert as sc
 from stagecert import networks
 from stagecert.networks.bounding import neurons
-from stagecert.networks.bounding.envelope_bounds import Limits, improve
+from stagecert.networks.bounding.envelope_bounds import Limits, improve, tighten
 from stagecert.networks.bounding.programs import program_of
 from stagecert_check.bounds import Facts
 from stagecert_check.numbers import Arithmetic
@@ -33,7 +33,9 @@ def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
     b = -least - draw.uniform(0.05, 0.95) * delta.sum()
     x = draw.uniform(low, high)
     deficit = -(least + b)
-    single = [np.array(v)[None] for v in (0, delta, w >= 0, delta.sum() - deficit, deficit)]
+    single = [
+        np.array(v)[None] for v in (0, delta, (w < 0).astype(float), delta.sum() - deficit, deficit)
+    ]
     neuron = neurons.Neurons(single[0], None, *single[1:])
     t = neuron.moved(((x - low) / (high - low))[None])
     corners = np.array(list(itertools.product(*zip(low, high, strict=True))))
@@ -51,14 +53,35 @@ def test_a_neuron_has_the_envelope_over_all_corners_of_its_box(seed):
     assert np.sum(kept * delta * t) >= mine - 1e-5 * delta.sum()
 
 
-def _found(chain, network, shape, radius, seed, steps=300):
+@pytest.mark.parametrize("size", [0.1, 1, 8])
+def test_an_allocation_is_the_nearest_one_however_long_the_step(size):
+    # Long steps gave equal shares, from which no search ever moved again.
+    draw = np.random.default_rng(0)
+    delta = draw.uniform(0.1, 1, size=(50, 8))
+    most = delta.sum(axis=1) * draw.uniform(0.02, 0.98, size=50)
+    neuron = neurons.Neurons(np.arange(50), None, delta, 0 * delta, most, delta.sum(axis=1) - most)
+    first = np.broadcast_to((most / delta.sum(axis=1))[:, None], delta.shape)
+    push = size * draw.uniform(size=delta.shape)
+    wanted = first - push
+    low, high = np.full(50, -size - 2.0), np.full(50, size + 2.0)
+    for _ in range(60):
+        at = (low + high) / 2
+        less = np.sum(delta * np.clip(wanted + at[:, None], 0, 1), axis=1) < most
+        low, high = np.where(less, at, low), np.where(less, high, at)
+    kept = neurons.allocated(first, push, neuron)
+    off = np.abs(kept - np.clip(wanted + high[:, None], 0, 1)).max(axis=1)
+    assert np.mean(off < 1e-6) > 0.8
+    assert np.all(np.isclose(np.sum(kept * delta, axis=1), most, rtol=1e-5))
+
+
+def _found(chain, network, shape, radius, seed, steps=(60, 300)):
     """What is proven, values, and the optima of the programmes with triangles and with all cuts."""
     x = np.random.default_rng(seed + 100).normal(size=shape)
     low, high = (x - radius).reshape(1, -1), (x + radius).reshape(1, -1)
     program = program_of(network)
     facts = Facts(Arithmetic(), program, low, high).derive()
     arguments = tuple(facts.boxes[k] for k in program.activations)
-    limits = Limits((steps, 100), (0, 1e-6), None, 1.0)
+    limits = Limits(steps, (0, 1e-6), None, 1.0)
     every = np.ones((1, 2), bool)
     found = improve(
         network, ((low, high),), arguments, ROWS[None], every, np.full((1, 2), np.inf), limits,
@@ -101,7 +124,7 @@ def test_convolutions_reach_the_optimum_with_all_cuts():
 def test_forty_networks_reach_the_optimum_with_all_cuts(kind, seed):
     shape, radius = ((4,), 0.5) if kind == "dense" else (truth.CONVOLVED, 0.3)
     chain, network = getattr(truth, kind)(seed)
-    _check(_found(chain, network, shape, radius, seed, 1000))
+    _check(*_found(chain, network, shape, radius, seed, (60, 4000)), 1e-4)
 
 
 @pytest.mark.slow
@@ -195,6 +218,8 @@ def test_a_threshold_ends_the_search_and_what_is_proven_stays():
     [
         ({"relaxation": "square"}, "Unknown relaxation 'square'; known are triangle, envelope"),
         ({"relaxation": "envelope", "method": "backward"}, "needs method='nonconvex'"),
+        ({"intermediate": "envelope"}, "needs relaxation='envelope'"),
+        ({"relaxation": "envelope", "planes": 0}, "planes must be a number of neurons, 1 or more"),
         ({"relaxation": "envelope", "ball": (np.zeros((1, 4)), 1.0)}, "no ball"),
     ],
 )
@@ -203,3 +228,42 @@ def test_what_does_not_go_together_is_refused(options, words):
     box = -np.ones((1, 4)), np.ones((1, 4))
     with pytest.raises(sc.ProblemError, match=words):
         networks.bound(network, *box, ROWS, **options)
+
+
+def test_intervals_by_envelopes_are_narrower_and_hold():
+    chain, network = truth.dense(0)
+    x = np.random.default_rng(100).normal(size=4)
+    low, high = (x - 0.5)[None], (x + 0.5)[None]
+    program = program_of(network)
+    facts = Facts(Arithmetic(), program, low, high).derive()
+    before = tuple(facts.boxes[k] for k in program.activations)
+    after = tighten(
+        network, ((low, high),), before, Limits((0, 0), (0, 0), None, 1.0), lambda *_: None
+    )
+    for old, new in zip(before, after, strict=True):
+        assert np.all(new[0] >= old[0])
+        assert np.all(new[1] <= old[1])
+    width = [np.sum(pair[1][1] - pair[1][0]) for pair in (before, after)]
+    assert width[1] < 0.95 * width[0]
+    points = np.random.default_rng(0).uniform(low, high, size=(2000, 4))
+    points[::2] = np.where(points[::2] > x, high, low)
+    for (matrix, constant), (lower, upper) in zip(chain, after, strict=False):
+        y = points @ matrix + constant
+        assert np.all((y >= lower) & (y <= upper))
+        points = np.maximum(y, 0)
+
+
+@pytest.mark.slow
+def test_bound_takes_intervals_by_envelopes():
+    _, network = truth.dense(0)
+    x = np.random.default_rng(100).normal(size=(2, 4))
+    usual, narrow = (
+        networks.bound(network, x - 0.5, x + 0.5, ROWS, intermediate=how, relaxation="envelope")
+        for how in ("backward", "envelope")
+    )
+    assert np.all(narrow.bound >= usual.bound - 1e-2 * (1 + np.abs(usual.bound)))
+    assert narrow.bound.mean() > usual.bound.mean()
+    assert np.all(narrow.value >= narrow.bound)
+    points = np.random.default_rng(0).uniform(x - 0.5, x + 0.5, size=(500, 2, 4))
+    values = np.stack([np.asarray(network(p)) @ ROWS.T for p in points])
+    assert np.all(narrow.bound <= values.min(axis=0))

@@ -130,16 +130,37 @@ def test_only_functions_that_do_not_fall_have_planes():
             _bound(checker, _random_leaf(np.random.default_rng(0), checker), (1.0,))
 
 
-@pytest.fixture(scope="module")
-def proven(tmp_path_factory):
+def _convolved():
+    make = models.Maker(1)
+    x = make.node("Conv", "x", make.weights(3, 1, 2, 2, size=4), make.constant(np.zeros(3)))
+    x = make.node("Flatten", make.node("Relu", x))
+    x = make.node("Gemm", x, make.weights(12, 8, size=12), make.constant(np.full(8, 0.1)))
+    x = make.node("Gemm", make.node("Relu", x), make.weights(8, 2, size=8))
+    return make.model([("x", [1, 1, 3, 3])], [(x, [1, 2])])
+
+
+NETWORKS = {
+    "relu": lambda: models.mlp((2, 8, 8, 2), seed=3),
+    "leaky": lambda: models.mlp((2, 8, 8, 2), "LeakyRelu", seed=3, alpha=0.125),
+    "convolved": _convolved,
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["relu", *(pytest.param(x, marks=pytest.mark.slow) for x in ("leaky", "convolved"))],
+)
+def proven(request, tmp_path_factory):
     """A property that planes prove and triangles do not, with its certificate."""
     patch = pytest.MonkeyPatch()
     patch.setattr(splitting, "LARGEST_DIMENSION", 0)  # few inputs would be split
     folder = tmp_path_factory.mktemp("planes")
-    model = models.mlp((2, 8, 8, 2), seed=3)
+    model = NETWORKS[request.param]()
+    inputs = 9 if request.param == "convolved" else 2
 
     def text_of(limit: float) -> str:
-        return models.vnnlib([-1, -1], [1, 1], 2, f"(assert (<= Y_0 {limit:.9f}))")
+        low = -np.ones(inputs)
+        return models.vnnlib(low, -low, 2, f"(assert (<= Y_0 {limit:.9f}))")
 
     opened = OpenModel(model)
     _, groups = groups_of(opened.network, properties.load(text_of(0.0)))
@@ -186,8 +207,9 @@ def test_mutated_planes_are_rejected_or_harmless(proven):
     random = np.random.default_rng(0)
     planes = [x for x in header["cases"][0]["leaves"][0]["planes"] if x]
     # A false property: no planes whatever may prove it.
-    points = random.uniform(-1, 1, size=(2000, 2)).astype(np.float32)
-    least = min(models.run(model, x[None])[0, 0] for x in points[:300])
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    points = random.uniform(-1, 1, size=(300, *shape)).astype(np.float32)
+    least = min(models.run(model, x)[0, 0] for x in points)
     false = text_of(max(float(least) + 1e-3, limit + 1e-3))
     (folder / "false.vnnlib").write_text(false)
     refused = 0

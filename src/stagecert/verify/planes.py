@@ -12,7 +12,7 @@ from stagecert_check.bounds import Facts
 from stagecert_check.graph import Program
 from stagecert_check.numbers import Arithmetic
 
-STEPS = 30, 10  # of the two kinds: with more, bounds hardly rise
+STEPS = 40, 100  # of the two kinds: with more, bounds hardly rise
 MARGIN = 1e-6  # by so much, relative to what a row can be, bounds in single precision must exceed
 
 

@@ -65,6 +65,7 @@ def bound(
     time_limit: float | None = None,
     precision: Literal["float32", "float64", "tf32"] = "float32",
     relaxation: Relaxation = "triangle",
+    planes: int | None = None,
     memory: float | None = None,
     progress: bool | Callable[[str, int, int], None] = False,
 ) -> Bounds:
@@ -79,10 +80,11 @@ def bound(
         method: "ibp" (intervals throughout), "backward" (one pass back) or "nonconvex" (search
             until the gap is at most atol + rtol * |bound|).
         intermediate: how the arguments of activations are bounded: "ibp", "backward" (one pass back
-            for each unstable neuron), "optimised" (a few search steps for each), an `Intermediate`
-            with settings, or ready intervals ((low, high), ...), for example those of an earlier
-            result. The bounds hold only if these do. None is "ibp" for the method "ibp", and
-            "backward" for the others.
+            for each unstable neuron), "optimised" (a few search steps for each), "envelope" (a few
+            with planes, for relaxation="envelope": often much narrower; see docs/envelope.md), an
+            `Intermediate` with settings, or ready intervals ((low, high), ...), for example those
+            of an earlier result. The bounds hold only if these do. None is "ibp" for the method
+            "ibp", and "backward" for the others.
         atol, rtol: tolerances on the gap, for "nonconvex".
         threshold: stop a problem as soon as bound > threshold (proven) or value <= threshold (this
             relaxation cannot prove it); a number or (batch, targets).
@@ -101,8 +103,9 @@ def bound(
         relaxation: what stands for a neuron: "triangle" (the hull of its activation on the interval
             of its argument) or "envelope" (for relu and leaky relu also the smallest concave
             function above the neuron over the box of all its inputs), for "nonconvex". The second
-            is never worse, and takes 10 to 50 times as long on average; see the table of
-            docs/envelope.md.
+            is never worse, and takes longer; see the table of docs/envelope.md.
+        planes: of how many neurons, at most, of each activation the envelope is looked at, for
+            "envelope": for every objective, those where triangles lose most. None is 32.
         memory: GiB that arrays may take; larger jobs are cut into chunks. None is 2 GiB on CPUs,
             and half of what the device lends elsewhere.
         progress: True draws progress bars; a function is called with (what, finished, all).
@@ -139,12 +142,23 @@ def bound(
             "relaxation='envelope' is searched for on boxes: it needs method='nonconvex' and no "
             "ball."
         )
+    if planes is not None and (
+        isinstance(planes, bool) or not isinstance(planes, int) or planes < 1
+    ):
+        raise ProblemError(f"planes must be a number of neurons, 1 or more, not {planes!r}.")
     if split is not None and (isinstance(split, bool) or not isinstance(split, int) or split < 1):
         raise ProblemError(f"split must be a number of nodes, 1 or more, not {split!r}.")
     end = None if time_limit is None else time.monotonic() + time_limit
     if intermediate is None:
         intermediate = "ibp" if method == "ibp" else "backward"
     how = Intermediate.named(intermediate)
+    narrow = how.kind == "envelope"
+    if narrow and relaxation != "envelope":
+        raise ProblemError(
+            "intermediate='envelope' needs relaxation='envelope': the search with triangles "
+            "assumes intervals that triangles imply."
+        )
+    how = Intermediate("backward") if narrow else how
     memory = default_memory() if memory is None else memory
     dtype, products = PRECISIONS[precision]
     # JAX's default on GPUs is TF32; CPUs have no choice.
@@ -164,7 +178,8 @@ def bound(
         else:
             found = _in_chunks(job, method, time_limit)
         if relaxation == "envelope":
-            found = _enveloped(found, regions, goal, limits, memory, job.show, end)
+            wanted = {**limits, "planes": planes, "narrow": narrow}
+            found = _enveloped(found, regions, goal, wanted, memory, job.show, end)
         return found if split is None else _grown(job, found, split, end)
 
 
@@ -185,17 +200,19 @@ def _in_chunks(job: Job, method: Method, time_limit: float | None) -> Bounds:
 
 def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bounds:
     """A result with envelopes in the place of triangles, where there was time for them."""
-    from stagecert.networks.bounding.envelope_bounds import Limits, improve
+    from stagecert.networks.bounding.envelope_bounds import MOST, Limits, improve, tighten
 
     aim = np.full(found.bound.shape, np.inf) if goal is None else goal
     done = found.bound > aim
     gap = limits["atol"], limits["rtol"]
     most = limits["max_iterations"]
-    # Steps with planes cost more than others; those on the bound itself come last.
-    how = Limits((3 * most // 5, most // 5), gap, end, memory)
-    more = improve(
-        found.network, regions.boxes, found.intermediate, found.objectives, ~done, aim, how, show
-    )
+    # The first kind of steps is soon as good as it gets.
+    narrow, planes = limits["narrow"], limits["planes"] or MOST
+    how = Limits((most // 5, most - most // 5), gap, end, memory, planes, narrow)
+    arguments = found.intermediate
+    if narrow:
+        arguments = tighten(found.network, regions.boxes, arguments, how, show)
+    more = improve(found.network, regions.boxes, arguments, found.objectives, ~done, aim, how, show)
     shapes = [shape[1:] if hidden else shape for shape, hidden in
               zip(found.network.input_shapes, found.network.hidden_axis, strict=True)]  # fmt: skip
     parts = np.split(more.inputs, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=2)
@@ -212,7 +229,9 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     # own value says how far a bound could rise.
     own = attained(found.network, found.objectives, inputs)
     kept = done | more.same  # where no neuron can have a plane, triangles are the relaxation
-    value = np.where(kept, found.value, np.fmin(own, np.where(more.reached, more.value, np.inf)))
+    # Narrower intervals than the relaxation implies: what it can prove is not known then.
+    known = more.reached & (not narrow)
+    value = np.where(kept, found.value, np.fmin(own, np.where(known, more.value, np.inf)))
     value = np.where(np.isnan(value), np.inf, value)
     bound = np.fmax(found.bound, more.bound)
     status = found.status.copy()
@@ -221,7 +240,7 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     status = judged(value, bound, goal, limits, status)
     return Bounds(
         bound, value, status, found.passes + more.passes, found.network, found.objectives, inputs,
-        found.intermediate,
+        arguments,
     )  # fmt: skip
 
 

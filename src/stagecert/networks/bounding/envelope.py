@@ -23,7 +23,7 @@ from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import Given, planes_above, slopes_of, sources_of
 
 ROOM = 2**22  # numbers in an array of allocations
-MOST = 2**20  # neurons of an activation that get planes
+MOST = 32  # neurons of an activation that get planes: see docs/envelope.md
 # Arrays of a state, or of a search's memory, with an axis of planes.
 PLANES = ("mix", "kept", "line", "line jumps", "t", "jumps")
 
@@ -93,6 +93,7 @@ class Envelope:
         program: what computes.
         facts: of the box, in float64; the first one, if there are several.
         room: how many numbers there may be in an array of allocations; 0: triangles alone.
+        most: how many neurons of an activation get planes, at most.
     """
 
     def __init__(self, program: Program, facts: Facts, room: int = ROOM, most: int = MOST):
@@ -135,60 +136,58 @@ class Envelope:
             for x in (self.facts.low, self.facts.high)
         )  # type: ignore  # fmt: skip
 
-    def _shares(self, index: int, values: list) -> np.ndarray:
+    def shares(self, index: int, values: list) -> np.ndarray:
         """How far what is read has moved up, as a share of the way: (problems, entries)."""
         low, high = self._ends(index)
         x = self._read(values, index)
         return ((x - low) / np.where(high > low, high - low, 1)).astype(x.dtype)
 
-    def forth(
-        self, rows: np.ndarray, point: np.ndarray, state: State, blocks: dict | None = None,
-        hulls: dict[int, Hull] | None = None,
-    ):  # fmt: skip
-        """Objectives at a point of the relaxation, the arguments there, and what planes read.
-
-        `point` are inputs; where blocks are between their bounds, `state` says. With cotangents of
-        `blocks` they are on the lines and planes that a pass back took for these. `hulls` take the
-        place of lines around activations that are not max(a y, b y).
-        """
-        nodes = self.nodes
+    def ahead(self, rows: np.ndarray, point: np.ndarray, rule: Callable) -> np.ndarray:
+        """Objectives at a point (inputs); `rule` makes an activation's value of (index, values)."""
         values: list[Any] = []
-        arguments: dict[int, np.ndarray] = {}
-        reads: dict[int, tuple] = {}
         count, begin = len(point), 0
-        for index, node in enumerate(nodes):
+        for index, node in enumerate(self.nodes):
             if node.operation is None:
                 size = self.sizes[index]
                 value = point[:, begin : begin + size].reshape(count, *node.shape)
                 begin += size
-            elif index in self.kinked:
-                y = values[node.arguments[0]].reshape(count, -1)
-                arguments[index] = y
-                if blocks is None:
-                    lower, upper, reads[index] = self._bounds(index, y, values, state)
-                    theta = state["theta", index]
-                    value = ((1 - theta) * lower + theta * upper).reshape(count, *node.shape)
-                else:
-                    g = blocks.get(index, np.zeros_like(y))
-                    value, reads[index] = self._on_lines(index, y, values, state, g)
-                    value = value.reshape(count, *node.shape)
             elif isinstance(node.operation, Activation):
-                theta = state["theta", index]
-                if blocks is not None and index in blocks:
-                    theta = (blocks[index].reshape(theta.shape) < 0).astype(np.float32)
-                x = values[node.arguments[0]]
-                low, high = (hulls or {}).get(index, partial(self._lines, index))(x)
-                theta = theta.reshape(low.shape)
-                value = ((1 - theta) * low + theta * high).astype(x.dtype)
+                value = rule(index, values).reshape(count, *node.shape)
             elif isinstance(node.operation, Shift):
                 value = values[node.arguments[0]] + node.operation.constant
             else:
                 value = node.operation.forward([values[k] for k in node.arguments])
             values.append(value)
         ends = [values[k].reshape(count, -1) for k in self.program.outputs]
-        return np.einsum("bo,bo->b", rows, np.concatenate(ends, axis=1)), arguments, reads
+        return np.einsum("bo,bo->b", rows, np.concatenate(ends, axis=1))
 
-    def _bounds(self, index: int, y, values, state: State):
+    def forth(
+        self, rows: np.ndarray, point: np.ndarray, state: State,
+        hulls: dict[int, Hull] | None = None,
+    ):  # fmt: skip
+        """Objectives at a point of the relaxation, the arguments there, and what planes read.
+
+        `point` are inputs; where blocks are between their bounds, `state` says. `hulls` take the
+        place of lines around activations that are not max(a y, b y).
+        """
+        arguments: dict[int, np.ndarray] = {}
+        reads: dict[int, tuple] = {}
+
+        def rule(index: int, values: list) -> np.ndarray:
+            x = values[self.nodes[index].arguments[0]]
+            if index not in self.kinked:
+                theta = state["theta", index]
+                low, high = (hulls or {}).get(index, partial(self._lines, index))(x)
+                theta = theta.reshape(low.shape)
+                return ((1 - theta) * low + theta * high).astype(x.dtype)
+            arguments[index] = y = x.reshape(len(x), -1)
+            lower, upper, reads[index] = self.bounds(index, y, values, state)
+            theta = state["theta", index]
+            return (1 - theta) * lower + theta * upper
+
+        return self.ahead(rows, point, rule), arguments, reads
+
+    def bounds(self, index: int, y, values, state: State):
         """Both bounds of a kinked activation; of planes how far inputs moved, and both uppers."""
         layer = self.kinked[index]
         a, b = layer.slopes
@@ -197,28 +196,11 @@ class Envelope:
         if index not in state.neurons:
             return lower, upper, ()
         neurons = state.neurons[index]
-        t = neurons.moved(self._shares(index, values))
+        t = neurons.moved(self.shares(index, values))
         at = np.arange(len(y))[:, None], neurons.entries
         plane, line = a * y[at] + (b - a) * envelope(t, neurons), upper[at]
         upper[at] = np.maximum(np.minimum(line, plane), lower[at])
         return lower, upper, (t, line, plane)
-
-    def _on_lines(self, index: int, y, values, state: State, g):
-        """The lines and planes of a kinked activation where cotangents g take them."""
-        layer = self.kinked[index]
-        a, b = layer.slopes
-        above = layer.chord * y + layer.over
-        value = np.where(g > 0, state["below", index] * y, above)
-        if index not in state.neurons:
-            return value, ()
-        neurons = state.neurons[index]
-        t = neurons.moved(self._shares(index, values))
-        at = np.arange(len(y))[:, None], neurons.entries
-        high = np.einsum("bmi,bmi->bm", state["kept", index] * neurons.delta, t)
-        plane = a * y[at] + (b - a) * high
-        line = above[at]
-        value[at] += np.where(g[at] < 0, state["mix", index] * (plane - line), 0)
-        return value, (t, line, plane)
 
     def _lines(self, index: int, x) -> tuple[np.ndarray, np.ndarray]:
         """The lines around an activation that is not max(a y, b y)."""
@@ -256,44 +238,34 @@ class Envelope:
             found.append(self.forth(rows32, point[some], here, hulls=hulls)[0])
         return np.concatenate(found)
 
-    def back(self, rows: np.ndarray, state: State):
-        """Bounds with what a state says, and the cotangents of blocks and of inputs."""
+    def behind(self, rows: np.ndarray, rule: Callable) -> tuple[np.ndarray, np.ndarray]:
+        """What constants add to objectives, and the cotangents of inputs.
+
+        `rule(index, g)` takes an activation's cotangents, and says what it adds to the objectives,
+        and which nodes get which cotangents.
+        """
         count, nodes = len(rows), self.nodes
         bound = np.zeros(count, np.float32)
         reached: dict[int, np.ndarray] = {}
-        blocks: dict[int, np.ndarray] = {}
 
         def send(index: int, g) -> None:
+            g = g.reshape(count, *nodes[index].shape)
             reached[index] = reached[index] + g if index in reached else g
 
         begin = 0
         for index in self.program.outputs:
             size = self.sizes[index]
-            send(index, rows[:, begin : begin + size].reshape(count, *nodes[index].shape))
+            send(index, rows[:, begin : begin + size])
             begin += size
         for index in range(len(nodes) - 1, -1, -1):
             if index not in reached or index in self.program.inputs:
                 continue
             g, node = reached.pop(index), nodes[index]
-            if index in self.kinked:
-                blocks[index] = g = g.reshape(count, -1)
-                up, down = np.maximum(g, 0), np.maximum(-g, 0)
-                if index in state.neurons:
-                    bound, down, to = self._through(index, bound, down, state)
-                    for k, part in to:
-                        send(k, part)
-                layer = self.kinked[index]
-                bound = bound - down @ layer.over
-                to = up * state["below", index] - down * layer.chord
-                send(node.arguments[0], to.reshape(count, *nodes[node.arguments[0]].shape))
-            elif isinstance(node.operation, Activation):
-                blocks[index] = g
-                below, under, above, over = self.fixed[index]
-                up, down = np.maximum(g, 0), np.maximum(-g, 0)
-                bound = bound + (up * under - down * over).reshape(count, -1).sum(axis=1)
-                if below.ndim > g.ndim:
-                    up, down = up[..., None], down[..., None]
-                send(node.arguments[0], (up * below - down * above).astype(np.float32))
+            if isinstance(node.operation, Activation):
+                more, to = rule(index, g)
+                bound = bound + more
+                for k, part in to:
+                    send(k, part)
             elif isinstance(node.operation, Shift):
                 bound = bound + (g * node.operation.constant).reshape(count, -1).sum(axis=1)
                 send(node.arguments[0], g)
@@ -307,11 +279,37 @@ class Envelope:
             reached[k].reshape(count, -1) if k in reached
             else np.zeros((count, self.sizes[k]), np.float32) for k in self.program.inputs
         ], axis=1)  # fmt: skip
+        return bound, c
+
+    def back(self, rows: np.ndarray, state: State):
+        """Bounds with what a state says, and the cotangents of blocks and of inputs."""
+        count = len(rows)
+        blocks: dict[int, np.ndarray] = {}
+
+        def rule(index: int, g: np.ndarray) -> tuple[Any, list]:
+            (argument,) = self.nodes[index].arguments
+            if index not in self.kinked:
+                blocks[index] = g
+                below, under, above, over = self.fixed[index]
+                up, down = np.maximum(g, 0), np.maximum(-g, 0)
+                more = (up * under - down * over).reshape(count, -1).sum(axis=1)
+                if below.ndim > g.ndim:
+                    up, down = up[..., None], down[..., None]
+                return more, [(argument, (up * below - down * above).astype(np.float32))]
+            blocks[index] = g = g.reshape(count, -1)
+            up, down, more, to = np.maximum(g, 0), np.maximum(-g, 0), 0, []
+            if index in state.neurons:
+                more, down, to = self._through(index, down, state)
+            layer = self.kinked[index]
+            to.append((argument, up * state["below", index] - down * layer.chord))
+            return more - down @ layer.over, to
+
+        bound, c = self.behind(rows, rule)
         bound = bound + np.einsum("ij,ij->i", c, np.where(c > 0, *self.box))
         return bound, blocks, c
 
-    def _through(self, index: int, bound, down, state: State):
-        """Shares of cotangents through planes: the bound, what is left, and what sources get."""
+    def _through(self, index: int, down, state: State):
+        """Shares of cotangents through planes: what they add, what is left, what sources get."""
         layer, neurons = self.kinked[index], state.neurons[index]
         a, b = layer.slopes
         count = len(down)
@@ -319,28 +317,30 @@ class Envelope:
         taken = down[at] * state["mix", index]
         down = down.copy()
         down[at] -= taken
-        # The plane is a y + (b - a) kept . delta t; t is (x - low) / way, or 1 less that.
-        low, high = self._ends(index)
-        back = state["kept", index] * neurons.delta
-        back *= ((b - a) * taken)[..., None]
-        falling = np.where(neurons.up, 0, back)
-        back -= 2 * falling
-        g = -neurons.sent(back, len(low)) / np.where(high > low, high - low, 1)
-        bound = bound - falling.sum(axis=(1, 2)) - g @ low
+        weights = state["kept", index] * ((b - a) * taken)[..., None]
+        more, sent = self.through(index, neurons, weights)
         if a:  # a y goes through the argument, as a line without an offset does
             at_argument = np.zeros(down.shape, np.float32)
             at_argument[at] = -a * taken
-            (argument,) = self.nodes[index].arguments
-            shape = self.nodes[argument].shape
-            sent = [(argument, at_argument.reshape(count, *shape))]
-        else:
-            sent = []
-        begin = 0
-        for k in layer.sources:
-            part = g[:, begin : begin + self.sizes[k]].astype(np.float32)
-            sent.append((k, part.reshape(count, *self.nodes[k].shape)))
+            sent.append((self.nodes[index].arguments[0], at_argument))
+        return more, down, sent
+
+    def through(self, index: int, neurons: Neurons, weights: np.ndarray) -> tuple[Any, list]:
+        """Minus weights . delta t as a function of what is read: its constant, its slopes."""
+        # t is (x - low) / way, or 1 less that.
+        low, high = self._ends(index)
+        back = weights * neurons.delta
+        falling = back * neurons.falls
+        constant = falling.reshape(len(falling), -1).sum(axis=1)
+        falling *= 2
+        back -= falling
+        g = -neurons.sent(back, len(low)) / np.where(high > low, high - low, 1)
+        more = -constant - g @ low
+        sent, begin = [], 0
+        for k in self.kinked[index].sources:
+            sent.append((k, g[:, begin : begin + self.sizes[k]].astype(np.float32)))
             begin += self.sizes[k]
-        return bound.astype(np.float32), down, sent
+        return more.astype(np.float32), sent
 
     # -- where searches begin ----------------------------------------------------------------------
 
@@ -368,6 +368,14 @@ class Envelope:
     def helps(self) -> bool:
         """Whether any neuron can have a plane that is not its line."""
         return any(layer.bent.any() for layer in self.kinked.values())
+
+    def complete(self, state: State) -> bool:
+        """Whether all neurons that bend have planes, and there are no other activations."""
+        return not self.fixed and all(
+            index in state.neurons and state.neurons[index].entries.shape[1] >= layer.bent.sum()
+            for index, layer in self.kinked.items()
+            if layer.bent.any()
+        )
 
     def choose(self, state: State, blocks: dict[int, np.ndarray]) -> None:
         """Gives planes to those neurons where triangles lose most, problem by problem."""

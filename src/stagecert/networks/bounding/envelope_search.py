@@ -6,9 +6,7 @@ mixtures; and a pass back with these, which gives a bound and the next corner. M
 steps often bound better than any of them. The best is kept, and without planes it is the
 triangle's, so that nothing is lost.
 
-Then, where a gap is left, steps on the bound itself: its slopes are known where it is attained,
-and so is how far to go (Polyak's rule), because the value of the point found says how far the bound
-can still rise.
+Then, where a gap is left, the steps of `envelope_saddle`.
 """
 
 import copy
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stagecert.networks.bounding.envelope import Envelope, State
+from stagecert.networks.bounding.envelope_saddle import close
 from stagecert.networks.bounding.neurons import allocated
 
 # As in solvers.Damped.
@@ -25,9 +24,7 @@ TRIANGLES = 20  # steps without planes
 PRUNED = 2  # the step after which planes are left out that nothing goes through
 FEW_NUMBERS = 2**15  # allocations that cost little: all of those stay
 AVERAGED = 8  # steps between two looks at their mean
-PATIENCE = 12  # steps on the bound without a better one, until the next ones are shorter
-IDLE = 0.1  # of a mean cotangent, or of a whole plane: what moves although nothing depends on it
-SHORTEST = 2.0**-7  # of what Polyak's rule says; then long steps are tried again
+STALLED = 1.0  # of the gap that is good enough: bounds that rise by less in a while are left
 VARIED = ("below", "mix", "kept")
 
 
@@ -126,8 +123,9 @@ def search(
     relaxation.choose(found.state, blocks)
     _damped(relaxation, rows, found, wanted, steps[0], blocks)
     some = np.flatnonzero(wanted.left(found))
-    if len(some) and steps[1] and not relaxation.fixed:
-        _climb(relaxation, rows, found, wanted, steps[1], some)
+    # Where neurons were left out no steps can close the gap, and bounds hardly rise any more.
+    if len(some) and steps[1] and relaxation.complete(found.state):
+        close(relaxation, rows, found, wanted, steps[1], some)
     return found
 
 
@@ -142,15 +140,21 @@ class _Wanted:
         """Which problems, of some of them, are to go on."""
         some = np.arange(len(self.goal)) if some is None else some
         bound, value = found.bound[some], found.value[some]
-        open_ = value - bound > self.gap[0] + self.gap[1] * np.abs(bound)
-        return open_ & ~(bound > self.goal[some])
+        return (value - bound > self._wide(bound)) & ~(bound > self.goal[some])
+
+    def _wide(self, bound: np.ndarray) -> np.ndarray:
+        return self.gap[0] + self.gap[1] * np.abs(bound)
+
+    def rose(self, found: Found, some: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Which bounds rose by enough for the tolerances that more steps are worth their time."""
+        return found.bound[some] - before > STALLED * self._wide(found.bound[some])
 
 
 def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: int, blocks) -> None:
     going, work = np.arange(len(rows)), copy.deepcopy(found.state)
     point = found.inputs.copy()
     _to_corner(work, blocks, 1.0)
-    memory, mean = State(), _Mean()
+    memory, mean, before = State(), _Mean(), found.bound.copy()
     for step in range(steps):
         value, arguments, reads = relaxation.forth(rows[going], point, work)
         found.nearer(going, value, point, work)
@@ -172,6 +176,9 @@ def _damped(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: in
             best = relaxation.back(rows, found.state)[1]
             _prune(found.state, (best, blocks), going, (work, memory, mean.sums))
         left = wanted.left(found, going)
+        if step % AVERAGED == AVERAGED - 1 and work.neurons:
+            left &= wanted.rose(found, going, before[going])
+            before = found.bound.copy()
         if not left.any():
             break
         if not left.all():
@@ -244,79 +251,3 @@ def _width(memory: State, key: tuple[str, int], x, unit, step: int) -> np.ndarra
     memory[name, index], memory[name + " jumps", index] = x, jumps
     width = np.sqrt((BASE * unit) ** 2 + jumps) / RATE
     return np.where(width > 0, width, 1)
-
-
-def _climb(relaxation: Envelope, rows, found: Found, wanted: _Wanted, steps: int, going) -> None:
-    work = found.state.of(going)
-    length = np.ones(len(going), np.float32)
-    waited = np.zeros(len(going), int)
-    for _ in range(steps):
-        bound, blocks, c = relaxation.back(rows[going], work)
-        higher = bound > found.bound[going]
-        found.better(going, bound, work)
-        point = np.where(c > 0, *relaxation.box)
-        _, arguments, reads = relaxation.forth(rows[going], point, work, blocks)
-        found.passes[going] += 2
-        left = wanted.left(found, going)
-        if not left.any():
-            return
-        waited = np.where(higher, 0, waited + 1)
-        # Whoever waits long goes back to the best, and takes shorter steps from there.
-        tired = waited >= PATIENCE
-        shorter = np.where(length > SHORTEST, length / 2, 1).astype(np.float32)
-        length, waited = np.where(tired, shorter, length), np.where(tired, 0, waited)
-        slopes, square = _slopes(relaxation, work, arguments, reads, blocks)
-        missing = np.maximum(found.value[going] - bound, 0) * length
-        size = np.where(square > 0, missing / np.where(square > 0, square, 1), 0)
-        _go(relaxation, work, slopes, size.astype(np.float32))
-        for key in [k for k in work.arrays if k[0] in VARIED]:
-            work[key][tired] = found.state[key][going[tired]]
-        if not left.all():
-            going, work = going[left], work.of(left)
-            length, waited = length[left], waited[left]
-
-
-def _slopes(
-    relaxation: Envelope, state: State, arguments, reads, blocks
-) -> tuple[State, np.ndarray]:
-    """The bound's slopes where it is attained, and the sums of their squares.
-
-    Shares of inputs that move the argument more count more; what an allocation has to pay is the
-    same whatever is added to all of its slopes.
-    """
-    slopes, square = State(), 0.0
-    for index, y in arguments.items():
-        if index not in blocks:
-            continue
-        layer, g = relaxation.kinked[index], blocks[index]
-        a, b = layer.slopes
-        # What no cotangent asks for now counts a little too: it may be asked for after this step.
-        least = IDLE * np.mean(np.abs(g), axis=1, keepdims=True)
-        up, down = np.maximum(g, least), np.maximum(-g, least)
-        slopes["below", index] = below = np.where(layer.bent, up * y, 0)
-        square = square + np.sum(np.where(g > 0, below, 0) ** 2, axis=1)
-        if not reads.get(index):
-            continue
-        t, line, plane = reads[index]
-        neurons = state.neurons[index]
-        entries, delta = neurons.entries, neurons.delta
-        at = np.arange(len(g))[:, None], entries
-        down, used = down[at] * layer.bent[entries], g[at] < 0
-        slopes["mix", index] = mix = down * (line - plane)
-        total = np.maximum(delta.sum(axis=-1), np.float32(1e-30))
-        middle = np.einsum("bmi,bmi->bm", delta, t) / total
-        force = (b - a) * down * np.maximum(state["mix", index], IDLE) * total
-        slopes["kept", index] = -force[..., None] * (t - middle[..., None])
-        spread = np.einsum("bmi,bmi->bm", delta, (t - middle[..., None]) ** 2) / total
-        square = square + np.sum(np.where(used, mix**2 + force**2 * spread, 0), axis=1)
-    return slopes, np.broadcast_to(square, len(next(iter(arguments.values()))))
-
-
-def _go(relaxation: Envelope, state: State, slopes: State, size: np.ndarray) -> None:
-    for (name, index), slope in slopes.arrays.items():
-        step = size.reshape(-1, *(1,) * (slope.ndim - 1)) * slope
-        if name == "kept":
-            state[name, index] = allocated(state[name, index], -step, state.neurons[index])
-        else:
-            a, b = relaxation.kinked[index].slopes if name == "below" else (0, 1)
-            state[name, index] = np.clip(state[name, index] + step, a, b).astype(np.float32)

@@ -20,7 +20,7 @@ from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import Regions
 
-KINDS = ("ibp", "backward", "optimised")
+KINDS = ("ibp", "backward", "optimised", "envelope")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Intermediate:
     """How the arguments of activations are bounded.
 
     Attributes:
-        kind: "ibp", "backward" or "optimised".
+        kind: "ibp", "backward", "optimised" or "envelope" (see `envelope_bounds.tighten`).
         steps: search steps for each entry, for "optimised".
         given: ready intervals ((low, high), ...), one pair for each activation, which are used
             as they are; None if they are to be computed.
@@ -87,6 +87,8 @@ def enclose(parts: Split, regions: Regions, how: Intermediate, memory: float, sh
         return _given(parts, regions, how.given)
     if how.kind == "ibp":
         return _all_intervals(parts, regions.boxes)
+    if how.kind == "envelope":  # `bound` narrows what passes back give; nobody else does
+        raise ProblemError("intermediate='envelope' is for networks.bound(relaxation='envelope').")
     refine = 1 + (how.steps if how.kind == "optimised" else 0)
     width = rows_at_once(parts, memory)
     return Passes(

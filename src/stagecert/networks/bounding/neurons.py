@@ -19,8 +19,8 @@ import numpy as np
 from stagecert_check.graph import Program, Shift
 from stagecert_check.planes import sources_of
 
-HALVINGS = 12  # of an interval of thresholds; what is left of it hardly matters
-ROUNDS = 10  # of looking for the shift of an allocation; the same holds
+GUESSES, FEW = (8, 20), 2**14  # of a threshold: among many numbers, and among few, which are cheap
+ROUNDS = 5  # of looking for the shift of an allocation; the same holds
 TINY = np.float32(1e-30)
 
 
@@ -50,7 +50,7 @@ class Neurons:
         columns: (neurons, reads): the entries of all sources, side by side, that each reads; where
             one reads fewer than others, `delta` is zero. None if all read all, in order.
         delta: (neurons, reads): how much each can move the argument.
-        up: (neurons, reads): whether the argument grows with it.
+        falls: (neurons, reads): 1 where the argument falls with it, 0 where it grows.
         most: (neurons,): the largest argument over the box; never negative.
         deficit: (neurons,): what the inputs have to pay for; with `most`, the sum of `delta`.
     """
@@ -58,13 +58,13 @@ class Neurons:
     entries: np.ndarray
     columns: np.ndarray | None
     delta: np.ndarray
-    up: np.ndarray
+    falls: np.ndarray
     most: np.ndarray
     deficit: np.ndarray
 
     def __getitem__(self, some) -> "Neurons":
         columns = None if self.columns is None else self.columns[some]
-        return Neurons(self.entries[some], columns, self.delta[some], self.up[some],
+        return Neurons(self.entries[some], columns, self.delta[some], self.falls[some],
                        self.most[some], self.deficit[some])  # fmt: skip
 
     def along(self, order: np.ndarray) -> "Neurons":
@@ -77,10 +77,11 @@ class Neurons:
         `share` (problems, entries of all sources) is how far they have moved up.
         """
         if self.columns is None:
-            return np.where(self.up, share[:, None], 1 - share[:, None])
-        first = np.arange(len(share)).reshape(-1, 1, 1)
-        read = share[first, self.columns]
-        return np.where(self.up, read, 1 - read)
+            read = share[:, None]
+        else:
+            read = share[np.arange(len(share)).reshape(-1, 1, 1), self.columns]
+        moved = read - self.falls
+        return np.abs(moved, out=moved)  # 1 less a share is what it lacks
 
     def sent(self, weights: np.ndarray, size: int) -> np.ndarray:
         """Sums over neurons of weights (problems, neurons, reads), for each of the entries read."""
@@ -105,8 +106,8 @@ def read(program: Program, index: int, entries: np.ndarray, low, high) -> Neuron
     most = bias + np.maximum(weights * low, weights * high).sum(axis=1)
     total = delta.sum(axis=1)
     most = np.clip(most, 0, total)
-    delta, most, deficit = (x.astype(np.float32) for x in (delta, most, total - most))
-    return Neurons(entries, columns, delta, weights >= 0, most, deficit)
+    return Neurons(entries, columns, *(x.astype(np.float32) for x in
+                   (delta, weights < 0, most, total - most)))  # fmt: skip
 
 
 def _affine(program: Program, index: int, entries: np.ndarray):
@@ -150,34 +151,50 @@ def envelope(t: np.ndarray, neurons: Neurons) -> np.ndarray:
     allocation leaves; the largest of them is the envelope. `t` is what `neurons.moved` says.
     """
     low, high = t.min(axis=-1), t.max(axis=-1)
-    for _ in range(HALVINGS):
-        at = 0.5 * (low + high)
+    # What inputs above a threshold pay, less the deficit: it falls. Thresholds are looked for by
+    # turns where a line between both ends says, and halfway.
+    under, over = neurons.most, -neurons.deficit
+    at = low
+    for k in range(GUESSES[t.size <= FEW]):
+        share = 0.5 if k % 2 else under / np.maximum(under - over, TINY)
+        at = low + (high - low) * share
         paid = np.einsum("...i,...i->...", neurons.delta, t > at[..., None], dtype=t.dtype)
         enough = paid >= neurons.deficit
         low, high = np.where(enough, at, low), np.where(enough, high, at)
-    at = 0.5 * (low + high)
-    under = np.minimum(t, at[..., None])
-    return np.einsum("...i,...i->...", neurons.delta, under) - at * neurons.deficit
+        under = np.where(enough, paid - neurons.deficit, under)
+        over = np.where(enough, over, paid - neurons.deficit)
+    return np.maximum(_left(t, low, neurons), _left(t, high, neurons))
+
+
+def _left(t: np.ndarray, at: np.ndarray, neurons: Neurons) -> np.ndarray:
+    return np.einsum("...i,...i->...", neurons.delta, np.minimum(t, at[..., None])) - (
+        at * neurons.deficit
+    )
 
 
 def allocated(kept: np.ndarray, push: np.ndarray, neurons: Neurons) -> np.ndarray:
     """What is kept after a push: clip(kept - push + shift, 0, 1), with kept . delta = most.
 
-    The shift is between the smallest and the largest push; it is looked for by interpolation.
+    The shift is between the smallest and the largest push. What is kept grows with it, and is
+    piecewise linear: Newton's steps find it, halves where they leave what is known.
     """
     wanted = kept - push
     low, high = push.min(axis=-1), push.max(axis=-1)
-    under, over = -neurons.most, neurons.deficit  # no more than that is missing, or too much
-    new, off = np.empty_like(wanted), under
+    delta = neurons.delta
+    total = np.maximum(neurons.most + neurons.deficit, TINY)
+    shift = np.einsum("...i,...i->...", delta, push) / total
+    new, off = np.empty_like(wanted), shift
     for _ in range(ROUNDS):
-        shift = low + (high - low) * (under / np.minimum(under - over, -TINY))
         np.add(wanted, shift[..., None], out=new)
+        free = new > 0
+        free &= new < 1
         np.clip(new, 0, 1, out=new)
-        off = np.einsum("...i,...i->...", neurons.delta, new) - neurons.most
+        off = np.einsum("...i,...i->...", delta, new) - neurons.most
+        slope = np.einsum("...i,...i->...", delta, free, dtype=delta.dtype)
         more = off > 0
-        # The end that stays counts half, so that the other one moves too.
         low, high = np.where(more, low, shift), np.where(more, shift, high)
-        under, over = np.where(more, 0.5 * under, off), np.where(more, off, 0.5 * over)
+        step = shift - off / np.maximum(slope, TINY)
+        shift = np.where((step >= low) & (step <= high), step, 0.5 * (low + high))
     # The rest is taken from all that is kept, or from all that is not.
     paid = off + neurons.most
     less = np.where(off > 0, neurons.most / np.maximum(paid, TINY), 1)
