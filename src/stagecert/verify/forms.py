@@ -5,11 +5,11 @@ tree of boxes and a combination of the case's rows for each leaf. What is search
 to cut, and which combination.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from stagecert.verify.certificates import Cuts
 from stagecert.verify.queries import Group
 from stagecert_check.checker import Checker
 from stagecert_check.quadratics import Forms, Goals, Quadratics, Sums, least
@@ -24,15 +24,6 @@ CHANGES, FIRST_CHANGE = 4, 4
 FIRST_WEIGHT = 0.25
 # How much of a form's size rounding may take from a bound that the checker derives anew.
 SAFE = 1e-10
-
-
-@dataclass
-class Cuts:
-    """A tree of boxes of a case in preorder, and multipliers for its leaves."""
-
-    axes: np.ndarray
-    cuts: np.ndarray
-    multipliers: np.ndarray
 
 
 @dataclass
@@ -76,7 +67,9 @@ class FormSplitter:
         self.checker, self.group = checker, group
         low, high = (np.array(x, float) for x in (group.inputs.lower64, group.inputs.upper64))
         self.ends = low, high
-        self.forms = Quadratics(checker.program, low, high)
+        forms = checker.quadratics(group.numbers[0])
+        assert forms is not None
+        self.forms: Quadratics = forms
         self.free = self.forms.free
         self.cases = [checker.wanted.cases[number] for number in group.numbers]
         # Every row of every case by itself; rows that all cases have are conditions on the side.
@@ -105,7 +98,7 @@ class FormSplitter:
         self.nodes = 1
         self._axis: list[tuple[np.ndarray, ...]] = []  # (nodes, axes, cuts, first children)
         self._closed: list[tuple[np.ndarray, ...]] = []  # (nodes, cases, first, second, powers)
-        self.points = np.zeros((0, len(low)))
+        self.points, self.lanes = np.zeros((0, len(low))), np.zeros(0, int)
 
     def step(self) -> None:
         """Bounds the boxes on top of the stack, closes what is decided and halves the others."""

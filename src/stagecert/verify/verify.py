@@ -19,6 +19,7 @@ from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
 from stagecert.networks.bounding.search import few_sizes
 from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.complete import Complete
+from stagecert.verify.forms import FormSplitter
 from stagecert.verify.ladder import Boxes, Ladder
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.planes import Proven, bounds_by_planes
@@ -45,6 +46,8 @@ BOXES = 1024
 # Steps of splitting for each further attack, so that these take a tenth of the time. Counted, not
 # measured: a run must not depend on how busy the machine is.
 STEPS_AN_ATTACK = 6
+# The same for steps by quadratic forms, which are shorter.
+FORM_STEPS_AN_ATTACK = 50
 # The same for steps of the search through splits of neurons, which take longer.
 TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
@@ -156,6 +159,7 @@ class Verification:
         self.found: Counterexample | None = None
         self.splitter: Splitter | None = None
         self.complete: Complete | None = None
+        self.curved: list[FormSplitter] = []  # by group, as far as they were worked on
         self.rows: dict[int, int] = {}  # by case: the row of the group that refutes it as a whole
         self.planes: dict[int, Proven] = {}  # by case: what refutes its row
         self.certified: Certified | None = None
@@ -245,7 +249,10 @@ class Verification:
         self.say("proving and checking")
         tree = self.splitter.tree if self.splitter else None
         branches = self.complete.branches() if self.complete else ()
-        found = Refutation(self.network, self.groups, self.rows, tree, branches, self.planes)
+        cuts = {n: tree for splitter in self.curved for n, tree in splitter.trees().items()}
+        found = Refutation(
+            self.network, self.groups, self.rows, tree, branches, self.planes, cuts
+        )
         try:
             self.certified = certify(
                 model, self.stated, found, memory=self.memory, progress=self.say, stop=self._late
@@ -309,6 +316,7 @@ class Verification:
                 )
         cases.sort(key=lambda one: one.case)
         boxes = self.splitter.seen if self.splitter else 0
+        boxes += sum(splitter.seen for splitter in self.curved)
         if self.complete is not None and self.complete.tree is not None:
             boxes += self.complete.tree.seen
         return Verdict(
@@ -332,6 +340,8 @@ class Verification:
             return float(self.splitter.finished / max(self.splitter.total, 1))
         if self.complete is not None and self.complete.tree is not None:
             return float(self.complete.tree.closed)
+        if self.curved:
+            return sum(splitter.finished for splitter in self.curved) / len(self.groups)
         return None
 
     def _proven(self, g: int, c: int, best: float) -> float:
@@ -339,7 +349,7 @@ class Verification:
         if self.splitter and self.states[g].how[c] == "splitting":
             return float(self.splitter.proven[g, c])
         # Leaves that split neurons refute a combination of rows: there is no violation of zero.
-        return max(best, 0.0) if self.states[g].how[c] == "tree" else best
+        return max(best, 0.0) if self.states[g].how[c] in ("tree", "forms") else best
 
     # -- the order of things -------------------------------------------------------------------
 
@@ -350,7 +360,7 @@ class Verification:
         steps: list[Callable[[], None]] = [lambda: self._attack(attack.SHORT[:1])]
         if divide:
             # Whole boxes may be enough, and nothing has to be compiled for them.
-            steps = [self._refute_whole_boxes, *steps, self._split]
+            steps = [self._refute_whole_boxes, *steps, self._split_inputs]
         elif self._plantable():
             first: list[Callable[[], None]] = [
                 lambda: self._bound("ibp"),
@@ -540,6 +550,46 @@ class Verification:
                 return
 
     # -- splitting ---------------------------------------------------------------------------------
+
+    def _split_inputs(self) -> None:
+        """Splits boxes; where variables are multiplied, with bounds by quadratic forms."""
+        assert self.opened is not None
+        try:
+            checker = Checker(self.opened.program, self.stated)
+            if all(checker.quadratics(group.numbers[0]) for group in self.groups):
+                self._split_by_forms(checker)
+                return
+        except Refused:
+            pass
+        self._split()
+
+    def _split_by_forms(self, checker: Checker) -> None:
+        plans, number, next_descent = itertools.cycle(attack.LAST), 0, 1
+        for g, (group, state) in enumerate(zip(self.groups, self.states, strict=True)):
+            splitter = FormSplitter(checker, group, ~state.refuted)
+            self.curved.append(splitter)
+            while len(splitter.stack):
+                splitter.step()
+                number += 1
+                if number == next_descent:
+                    next_descent *= 3
+                    lanes = [(g, int(c)) for c in splitter.lanes]
+                    most = attack.lanes_at_once(self.network)
+                    self._descend_from(splitter.points[:most], lanes[:most])
+                    if not self._over():
+                        some = itertools.islice(plans, number // FORM_STEPS_AN_ATTACK)
+                        self._attack(tuple(some), corners=False)
+                self.say(
+                    f"splitting by quadratic forms: {splitter.seen} boxes, "
+                    f"{len(splitter.stack)} waiting, {100 * splitter.finished:.4g} % decided"
+                )
+                if splitter.stuck:
+                    self.reason = "A box became too small to split."
+                    return
+                if self._over():
+                    return
+            for c in np.flatnonzero(~state.refuted):
+                state.how[c], state.refuted[c] = "forms", True
 
     def _split(self) -> None:
         open_cases = [~state.refuted for state in self.states]
