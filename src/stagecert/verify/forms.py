@@ -241,16 +241,12 @@ class _Tried:
         for k in range(most):
             place = starts[c] + np.where(k < np.array(search.rows)[c], k, 0)
             self.sums.append(self._sums(place))
+        every = np.arange(count)
+        self.bound = np.full(count, -np.inf)
+        self.point = np.zeros((count, len(search.free)))
+        self.left = np.zeros((count, len(search.free), len(search.free)))
         for k in range(most):
-            # A row alone; where it is the case's own, more is known for what comes after.
-            bound, point, left = least(self.sums[k])
-            size = self._size(self.sums[k])
-            good = (bound > SAFE * size) & ~self.closed
-            self.first[good], self.closed[good] = k, True
-            mine = self.first == k
-            if k == 0:
-                self.point, self.left, self.bound = point, left, bound
-            self.point[mine], self.left[mine], self.bound[mine] = point[mine], left[mine], bound[mine]
+            self._alone(k, every[(self.first == k) | self._promising(self.sums[k])])
         self._pair(boxes)
         total = self._combined(np.arange(count), self.second, self.power)
         self.neurons = total.neurons
@@ -260,6 +256,24 @@ class _Tried:
         self.bent = size.sum(axis=2) - np.abs(own) + 0.75 * np.maximum(-own, 0)
         # A row that is linear on the box gains from smaller boxes as well, if nothing else does.
         self.bent += 1e-3 * np.abs(total.linear)
+
+    @staticmethod
+    def _promising(sums: Sums) -> np.ndarray:
+        """Where a row may be above zero: it is, and with a margin, in the worst corner."""
+        corner = -np.sign(sums.linear)
+        value = sums.constant - np.abs(sums.linear).sum(axis=1) - sums.rest
+        return value + np.einsum("bi,bij,bj->b", corner, sums.square, corner) > 0
+
+    def _alone(self, k: int, some: np.ndarray) -> None:
+        """Tries a row by itself. What is found of the case's own row is where the others start."""
+        some = some[~self.closed[some]]
+        sums = Sums(*(getattr(self.sums[k], name)[some] for name in Sums.__dataclass_fields__))
+        bound, point, left = least(sums)
+        good = bound > SAFE * self._size(sums)
+        use = good | (self.first[some] == k)
+        at = some[use]
+        self.bound[at], self.point[at], self.left[at] = bound[use], point[use], left[use]
+        self.first[some[good]], self.closed[some[good]] = k, True
 
     def _sums(self, place: np.ndarray) -> Sums:
         goals = self.search.goals
