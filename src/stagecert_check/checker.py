@@ -286,16 +286,15 @@ class Checker:
         }  # fmt: skip
 
     def _new_bounds(self, certificate: Source, tasks: list[Task]) -> Iterator[Bounded]:
-        left: list[Task] = []
+        rest: list[Task] = []
         for some, found in self._by_forms(tasks):
             good = [self.refutes(task, bound) for task, bound in zip(some, found, strict=True)]
             done = list(itertools.compress(some, good))
-            left += itertools.compress(some, (not one for one in good))
+            rest += itertools.compress(some, (not one for one in good))
             if done:
                 yield done, found[good]
-        tasks = left
         kinds: dict[tuple[bytes, tuple[Rows | None, ...]], list[Task]] = {}
-        for task, box in boxes_of(tasks):
+        for task, box in boxes_of(rest):
             boxes = task.leaf.boxes if task.leaf is not None else ()
             boxes = boxes if any(rows is not None for rows in boxes) else ()
             kinds.setdefault((box, boxes), []).append(task)
@@ -324,7 +323,7 @@ class Checker:
                 )
 
     def _by_forms(self, tasks: list[Task]) -> Iterator[Bounded]:
-        """(tasks, bounds) by quadratic forms where products are multiplied, else nothing is known.
+        """(tasks, bounds) by quadratic forms where variables are multiplied, else minus infinity.
 
         Boxes differ from leaf to leaf: nothing is shared but what is worked out for whole cases.
         """

@@ -33,7 +33,7 @@ from stagecert_check.objectives import Objective
 # A computed allowance is a sum of up to thousands of terms: it may itself be rounded.
 _GENEROUS = 1 + 1e-9
 _MANY = 2**30  # more than there are underflows
-_SWEEPS = 12  # over the entries, for the point where a form is smallest
+_SWEEPS = 8  # over the entries, for the point where a form is smallest
 # Larger networks are not worth it: forms have an entry for each free input and each neuron.
 MOST_FREE, MOST_ENTRIES = 16, 256
 
@@ -109,7 +109,6 @@ class Quadratics:
             Refused: intervals on the whole box cannot be had.
         """
         self.program = program
-        nodes = program.nodes
         self.free = np.flatnonzero(high > low)
         facts = Facts(Arithmetic(), program, low[None], high[None]).derive(passes=False)
         self.facts = facts
@@ -306,7 +305,9 @@ def _minimiser(linear: np.ndarray, square: np.ndarray) -> np.ndarray:
     step = np.where(flat, 1, own)
     for _ in range(_SWEEPS):
         for k in range(linear.shape[1]):
-            aim = np.where(flat[:, k], -np.sign(slope[:, k]), point[:, k] - slope[:, k] / step[:, k])
+            aim = np.where(
+                flat[:, k], -np.sign(slope[:, k]), point[:, k] - slope[:, k] / step[:, k]
+            )
             move = np.clip(aim, -1, 1) - point[:, k]
             point[:, k] += move
             slope += 2 * square[:, k] * move[:, None]
@@ -326,23 +327,14 @@ def _output(
     )
     if not (np.all(np.abs(low) <= LARGEST) and np.all(np.abs(high) <= LARGEST)):
         raise Refused(f"a value of the network may be larger than {LARGEST:g}")
-    best: Any = None
-    slopes = function.slopes(low, high)
-    # Of a ReLU, what is parallel to its chord is the narrowest.
-    for slope in slopes[1:] if function.kind == "relu" else slopes:
-        least = function.offset(low, high, slope, 1)
-        most = function.offset(low, high, slope, -1)
-        narrower = None if best is None else most - least < best[2] - best[1]
-        if narrower is None:
-            best = slope, least, most
-        else:
-            wide = narrower.reshape(*narrower.shape, *(1,) * (slope.ndim - narrower.ndim))
-            best = (
-                np.where(wide, slope, best[0]),
-                np.where(narrower, least, best[1]),
-                np.where(narrower, most, best[2]),
-            )
-    slope, least, most = best
+    below, slope = function.slopes(low, high)
+    least, most = (function.offset(low, high, slope, side) for side in (1, -1))
+    if function.kind != "relu":  # of that, what is parallel to its chord is the narrowest
+        other, another = (function.offset(low, high, below, side) for side in (1, -1))
+        wider = most - least > another - other
+        least, most = np.where(wider, other, least), np.where(wider, another, most)
+        wider = wider.reshape(*wider.shape, *(1,) * (slope.ndim - wider.ndim))
+        slope = np.where(wider, below, slope)
     boxes, count = len(form), math.prod(least.shape[1:])
     each = slope.reshape(boxes, 1, count, -1)
     new = (form.reshape(boxes, form.shape[1], count, -1) * each).sum(axis=-1)

@@ -163,8 +163,10 @@ def packed(proof: Proof) -> bytes:
             "model_sha256": proof.model,
             "property_sha256": proof.property,
             "cases": [
-                _tree(case, arrays) if isinstance(case, Branches)
-                else _cuts(case, arrays) if isinstance(case, Cuts)
+                _tree(case, arrays)
+                if isinstance(case, Branches)
+                else _cuts(case, arrays)
+                if isinstance(case, Cuts)
                 else _case(case, arrays, version)
                 for case in proof.cases
             ],

@@ -5,6 +5,7 @@ tree of boxes and a combination of the case's rows for each leaf. What is search
 to cut, and which combination.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,9 +49,8 @@ class _Boxes:
 
 
 def _joined(*parts: _Boxes) -> _Boxes:
-    return _Boxes(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in _Boxes.__dataclass_fields__)
-    )
+    names = _Boxes.__dataclass_fields__
+    return _Boxes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 class FormSplitter:
@@ -61,9 +61,12 @@ class FormSplitter:
         finished: which share of the box is decided.
         seen: how many boxes were bounded.
         stuck: whether a box is too small to halve.
+        points, lanes: where combinations were smallest on boxes of the last step that stay open,
+            and the case of each.
     """
 
     def __init__(self, checker: Checker, group: Group, open_: np.ndarray):
+        """Begins with the box of a group all of whose cases have rows, some of them `open_`."""
         self.checker, self.group = checker, group
         low, high = (np.array(x, float) for x in (group.inputs.lower64, group.inputs.upper64))
         self.ends = low, high
@@ -72,9 +75,9 @@ class FormSplitter:
         self.forms: Quadratics = forms
         self.free = self.forms.free
         self.cases = [checker.wanted.cases[number] for number in group.numbers]
-        # Every row of every case by itself; rows that all cases have are conditions on the side.
-        self.rows, self.first = [], []
-        self.start = []
+        # Every row of every case by itself: how many a case has, where they begin, and which one
+        # combinations begin with. Rows that all cases have are conditions on the side.
+        self.rows, self.start, self.first = [], [], []
         shared = set.intersection(*({*case.outputs, *case.input_rows} for case in self.cases))
         wanted = []
         for number, case in zip(group.numbers, self.cases, strict=True):
@@ -87,7 +90,6 @@ class FormSplitter:
                 unit = tuple(float(k == j) for j in range(len(rows)))
                 wanted.append(checker.objectives.of(number, unit))
         self.goals = self.forms.goals(wanted)
-        self.strict = np.array([one.strict for one in wanted])
         count = len(self.cases)
         self.stack = _Boxes(
             low[None, self.free], high[None, self.free], np.zeros(1, int), open_[None].copy(),
@@ -138,11 +140,12 @@ class FormSplitter:
         harm = np.zeros((len(forms.values), tried.neurons.shape[1]))
         np.add.at(harm, b[rows], tried.neurons[rows])
         at = 0
-        for layer, argument in zip(self.forms.layers, forms.arguments, strict=True):
-            argument = argument[left]
+        for k, layer, argument in zip(
+            self.forms.inner, self.forms.layers, forms.arguments, strict=True
+        ):
+            argument, count = argument[left], math.prod(self.checker.program.nodes[k].shape)
             size = np.abs(argument[:, 1:])
             radius = size.sum(axis=1)
-            count = radius.shape[1] // (2 if len(layer.shape) and layer.shape[-1] == 2 and layer.function.kind == "product" else 1)
             mine = harm[left, at : at + count]
             at += count
             if layer.function.kind == "relu":
@@ -259,9 +262,10 @@ class _Tried:
 
     @staticmethod
     def _promising(sums: Sums) -> np.ndarray:
-        """Where a row may be above zero: it is, and with a margin, in the worst corner."""
+        """Where a row may refute by itself: it is above zero in the corner that its slope says."""
         corner = -np.sign(sums.linear)
-        value = sums.constant - np.abs(sums.linear).sum(axis=1) - sums.rest
+        value = sums.constant - np.abs(sums.linear).sum(axis=1)
+        value = value - sums.neurons.sum(axis=1) - sums.rest
         return value + np.einsum("bi,bij,bj->b", corner, sums.square, corner) > 0
 
     def _alone(self, k: int, some: np.ndarray) -> None:
@@ -338,8 +342,6 @@ class _Tried:
             change = np.where(way * last < 0, np.maximum(change // 2, 1), change)
             power, last = power + way * change, way
             go = ~done
-            some, second, power, change, last = (
-                x[go] for x in (some, second, power, change, last)
-            )
+            some, second, power, change, last = (x[go] for x in (some, second, power, change, last))
             if not len(some):
                 return

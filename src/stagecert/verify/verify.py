@@ -250,9 +250,7 @@ class Verification:
         tree = self.splitter.tree if self.splitter else None
         branches = self.complete.branches() if self.complete else ()
         cuts = {n: tree for splitter in self.curved for n, tree in splitter.trees().items()}
-        found = Refutation(
-            self.network, self.groups, self.rows, tree, branches, self.planes, cuts
-        )
+        found = Refutation(self.network, self.groups, self.rows, tree, branches, self.planes, cuts)
         try:
             self.certified = certify(
                 model, self.stated, found, memory=self.memory, progress=self.say, stop=self._late
@@ -341,7 +339,7 @@ class Verification:
         if self.complete is not None and self.complete.tree is not None:
             return float(self.complete.tree.closed)
         if self.curved:
-            return sum(splitter.finished for splitter in self.curved) / len(self.groups)
+            return sum(splitter.finished for splitter in self.curved) / len(self.curved)
         return None
 
     def _proven(self, g: int, c: int, best: float) -> float:
@@ -556,16 +554,22 @@ class Verification:
         assert self.opened is not None
         try:
             checker = Checker(self.opened.program, self.stated)
-            if all(checker.quadratics(group.numbers[0]) for group in self.groups):
-                self._split_by_forms(checker)
-                return
         except Refused:
-            pass
-        self._split()
+            self._split()
+            return
+        if all(
+            checker.quadratics(group.numbers[0]) and all(map(len, group.places))
+            for group in self.groups
+        ):
+            self._split_by_forms(checker)
+        else:
+            self._split()
 
     def _split_by_forms(self, checker: Checker) -> None:
         plans, number, next_descent = itertools.cycle(attack.LAST), 0, 1
         for g, (group, state) in enumerate(zip(self.groups, self.states, strict=True)):
+            if state.refuted.all():
+                continue
             splitter = FormSplitter(checker, group, ~state.refuted)
             self.curved.append(splitter)
             while len(splitter.stack):
