@@ -1,4 +1,4 @@
-"""Lower bounds where variables are multiplied: sums of products as one quadratic form of the inputs.
+"""Lower bounds where variables are multiplied: sums of products as a quadratic form of the inputs.
 
 Planes beside single products know nothing of each other: of x'Px with x in a box they lose every
 product by itself, and that P has no negative eigenvalue is lost with them. Here the entries of a

@@ -7,9 +7,8 @@ import scipy.optimize
 from numpy.testing import assert_allclose
 
 from stagecert.verify import verify
-from stagecert_check import Report, check, properties
+from stagecert_check import Report, check, properties, quadratics
 from stagecert_check import checker as checking
-from stagecert_check import quadratics
 from stagecert_check.graph import read
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
