@@ -462,8 +462,9 @@ class Verification:
                 return
 
     def _confirmed(self, point, g: int, c: int) -> bool:
-        number = self.groups[g].numbers[c]
-        self.found = self.replay.check(point, number)
+        assert self.opened is not None
+        number, places = self.groups[g].numbers[c], self.opened.places
+        self.found = self.replay.check(point if places is None else point[places], number)
         return self.found is not None
 
     # -- bounds over whole boxes -----------------------------------------------------------------
