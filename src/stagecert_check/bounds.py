@@ -301,6 +301,18 @@ def lower_bounds(
     return np.concatenate(parts)
 
 
+def linear_parts(
+    facts: Facts, start: dict[int, np.ndarray], stops: Collection[int]
+) -> tuple[np.ndarray, dict[int, Any]]:
+    """(least, weights): the sums of start[v] . v are at least least + weights . stops, by row.
+
+    The facts are of one box. Where all activations before `start` are stops, nothing but rounding
+    is lost.
+    """
+    rows = max(len(x) for x in start.values())
+    return _Pass(facts, np.zeros(rows, int), start, {}).down_to(stops)
+
+
 class _Pass:
     def __init__(
         self, facts: Facts, of: np.ndarray, start: dict[int, np.ndarray], lines: dict[int, Lines]

@@ -1,5 +1,6 @@
 """Checks a certificate against a model and a property, trusting neither it nor what made it."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -20,6 +21,7 @@ from stagecert_check import (
     properties,
     recurrent,  # noqa: F401
     stating,
+    tying,
 )
 from stagecert_check.bounds import Facts, few
 from stagecert_check.branching import Branching, path_of
@@ -31,6 +33,7 @@ from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.objectives import Objectives
 from stagecert_check.planes import read_planes
+from stagecert_check.quadratics import Goals, Quadratics
 from stagecert_check.slopes import Given
 from stagecert_check.tree import Path as Way
 from stagecert_check.tree import Station, Task, boxes_of, leaves_of
@@ -39,6 +42,7 @@ _NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some
 _LEAF_NUMBERS_AT_ONCE = 2**20  # in intervals of leaves that share a box: more fall out of caches
 _WORK_AT_ONCE = 2**26  # entries of cotangents, so that who waits hears something now and then
 _MOST_BOXES = 512
+_MOST_FORMS = 512  # quadratic forms at once: more fall out of the caches
 _MOST_REMEMBERED = 2**17  # bounds
 _LARGE = 1000  # entries of activations: then intervals without passes back are tried first
 _TRIES = 8  # on so many boxes at least, and as long as a quarter of them is refuted
@@ -87,7 +91,7 @@ def check(
     joining.check_names(several, wanted)
     one: Any = model_path  # unless it names several
     model = model_contents(one) if several is None else joining.joint_contents(several)
-    model, wanted = stating.stated(model, wanted)
+    model, wanted = tying.tied(*stating.stated(model, wanted))
     try:
         certificate = Certificate(Path(certificate_path))
         if model.digest != certificate.model:
@@ -120,6 +124,7 @@ class Checker:
         self.objectives = Objectives(program, wanted, self.real)
         self._remembered: OrderedDict[bytes, Any] = OrderedDict()
         self._tried = self._easy = 0  # boxes
+        self._quadratics: dict[int, Quadratics | None] = {}
         numbers = sum(math.prod(node.shape) for node in program.nodes)
         self.given = Given(program)
         entries = sum(self.given.sizes.values())
@@ -285,8 +290,15 @@ class Checker:
         }  # fmt: skip
 
     def _new_bounds(self, certificate: Source, tasks: list[Task]) -> Iterator[Bounded]:
+        rest: list[Task] = []
+        for some, found in self._by_forms(tasks):
+            good = [self.refutes(task, bound) for task, bound in zip(some, found, strict=True)]
+            done = list(itertools.compress(some, good))
+            rest += itertools.compress(some, (not one for one in good))
+            if done:
+                yield done, found[good]
         kinds: dict[tuple[bytes, tuple[Rows | None, ...]], list[Task]] = {}
-        for task, box in boxes_of(tasks):
+        for task, box in boxes_of(rest):
             boxes = task.leaf.boxes if task.leaf is not None else ()
             boxes = boxes if any(rows is not None for rows in boxes) else ()
             kinds.setdefault((box, boxes), []).append(task)
@@ -319,6 +331,46 @@ class Checker:
                 yield from self._together(
                     certificate, [same], functools.partial(Facts.derive, tighter=tighter)
                 )
+
+    def _by_forms(self, tasks: list[Task]) -> Iterator[Bounded]:
+        """(tasks, bounds) by quadratic forms where variables are multiplied, else minus infinity.
+
+        Boxes differ from leaf to leaf: nothing is shared but what is worked out for whole cases.
+        """
+        plain: dict[int, list[Task]] = {}
+        for task in tasks:
+            own = task.leaf is not None or self.quadratics(task.case) is None
+            plain.setdefault(-1 if own else task.case, []).append(task)
+        for number, mine in plain.items():
+            forms = self.quadratics(number) if number >= 0 else None
+            for begin in range(0, len(mine), _MOST_FORMS):
+                some = mine[begin : begin + _MOST_FORMS]
+                if forms is None:
+                    yield some, np.full(len(some), -np.inf)
+                    continue
+                different = {task.multipliers: 0 for task in some}
+                goals = forms.goals([self.objectives.of(number, x) for x in different])
+                places = {x: k for k, x in enumerate(different)}
+                at = np.array([places[task.multipliers] for task in some])
+                goals = Goals(goals.constant[at], goals.values[at], goals.products[at])
+                low, high = (np.stack([getattr(task, x) for task in some]) for x in ("low", "high"))
+                try:
+                    found = forms.bounds(forms.forms(low, high), np.arange(len(some)), goals)
+                except Refused:  # an interval is too wide: lines may do
+                    found = np.full(len(some), -np.inf)
+                yield some, found
+
+    def quadratics(self, number: int) -> Quadratics | None:
+        """Quadratic forms on the box of a case, where there is use for them."""
+        inputs = self.wanted.cases[number].inputs
+        if id(inputs) not in self._quadratics:
+            low, high = np.array(inputs.lower64, float), np.array(inputs.upper64, float)
+            found = None
+            if not self.real.exact and Quadratics.applicable(self.program, low, high):
+                with contextlib.suppress(Refused):
+                    found = Quadratics(self.program, low, high)
+            self._quadratics[id(inputs)] = found
+        return self._quadratics[id(inputs)]
 
     def _easily(
         self, certificate: Source, batch: list[list[Task]], passes: Any

@@ -12,7 +12,7 @@ from stagecert.verify import verify
 from stagecert.verify.instances import read_lists
 from stagecert.verify.models import OpenModel
 from stagecert.verify.sweep import Sweep
-from stagecert_check import check, joining
+from stagecert_check import check, joining, properties, tying
 
 # f is not decreasing in its first input if its weights are not negative; g is the same network.
 LAYERS = [([[1.0, 0.5], [0.25, -1.0]], [0.1, 0.2]), ([[1.0, 0.5]], [0.0])]
@@ -150,3 +150,62 @@ def test_a_list_of_instances_names_several_networks(tmp_path):
         sweep.run(store)
         (line,) = sweep.lines(store)
     assert (line.data["verdict"], line.data["certificate"]) == ("unsat", "accepted")
+
+
+SAME = """
+(vnnlib-version <2.0>)
+(declare-network f (declare-input X_f real [1,2]) (declare-output Y_f real [1,1]))
+(declare-network g (declare-input X_g real [1,2]) (declare-output Y_g real [1,1]))
+(assert (and (>= X_f[0,0] -1.0) (<= X_f[0,0] 1.0) (>= X_f[0,1] -1.0) (<= X_f[0,1] 0.5)))
+(assert (and (>= X_g[0,0] -0.5) (<= X_g[0,0] 2.0) (>= X_g[0,1] -1.0) (<= X_g[0,1] 1.0)))
+(assert (== X_f[0,0] X_g[0,0])) (assert (== X_g[0,1] X_f[0,1]))
+(assert (<= X_f[0,0] X_g[0,1]))
+(assert (>= Y_f[0,0] (+ Y_g[0,0] BY)))
+"""
+
+
+def test_equal_inputs_are_one(tmp_path):
+    """Both networks read the same two numbers; before, four of them were free."""
+    pairs = [("f", _files(tmp_path)), ("g", _files(tmp_path, [*LAYERS[:1], ([[1.0, 0.4]], [0.0])]))]
+    property = properties.load(SAME.replace("BY", "1"))
+    model, wanted = OpenModel(pairs).stating(property)
+    assert model.places is not None
+    assert model.places.tolist() == [0, 1, 0, 1]
+    (case,) = wanted.cases
+    assert case.input_lower.tolist() == [-0.5, -1]
+    assert case.input_upper.tolist() == [1, 0.5]
+    (row,) = case.input_rows
+    assert row.inputs == ((0, 1), (1, -1))
+    points = np.random.default_rng(0).uniform(-0.5, 0.5, (20, 2)).astype(np.float32)
+    np.testing.assert_allclose(model.run(points), model.untied.run(points[:, [0, 1, 0, 1]]))
+
+
+# f - g = relu(x_0 / 4 - x_1 + 0.2) / 10: most at (-0.5, -0.5), 0.0575, since x_1 is not
+# less than x_0, which is at least -0.5 for g.
+@pytest.mark.parametrize(("by", "answer"), [
+    (1, "unsat"), pytest.param(0.06, "unsat", marks=pytest.mark.slow), (0.055, "sat"),
+])  # fmt: skip
+def test_networks_on_equal_inputs_are_decided_and_checked(tmp_path, by, answer):
+    pairs = [("f", _files(tmp_path)), ("g", _files(tmp_path, [*LAYERS[:1], ([[1.0, 0.4]], [0.0])]))]
+    text = SAME.replace("BY", str(by))
+    found = verify(pairs, text, 120)
+    assert found.answer == answer
+    if answer == "sat":
+        assert len(found.counterexample.inputs) == 4
+        assert properties.load(text).counterexample(
+            found.counterexample.inputs, found.counterexample.outputs
+        )
+    else:
+        (tmp_path / "p.vnnlib").write_text(text)
+        (tmp_path / "c.cert").write_bytes(found.certificate)
+        assert check(pairs, tmp_path / "p.vnnlib", tmp_path / "c.cert").accepted
+
+
+def test_inputs_that_are_not_always_equal_stay_apart():
+    text = SAME.replace("(assert (== X_f[0,0] X_g[0,0]))", "(assert (<= X_f[0,0] X_g[0,0]))")
+    assert tying.places_of(properties.load(text.replace("BY", "1"))).tolist() == [0, 1, 2, 1]
+    text = SAME.replace("(assert (== X_f[0,0] X_g[0,0]))", "").replace(
+        "(assert (== X_g[0,1] X_f[0,1]))",
+        "(assert (or (== X_g[0,1] X_f[0,1]) (== X_g[0,0] X_f[0,0])))",
+    )
+    assert tying.places_of(properties.load(text.replace("BY", "1"))) is None

@@ -79,12 +79,21 @@ class CaseProof:
 
 
 @dataclass(frozen=True, eq=False)
+class Cuts:
+    """The same for many leaves that need nothing but multipliers: axes (-1 for a leaf) and cuts."""
+
+    axes: np.ndarray
+    cuts: np.ndarray
+    multipliers: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Proof:
     """All that a certificate says; `model` and `property` are the digests of the files."""
 
     model: str
     property: str
-    cases: tuple[CaseProof | Branches, ...]
+    cases: tuple[CaseProof | Cuts | Branches, ...]
 
 
 class Arrays:
@@ -173,7 +182,11 @@ def packed(proof: Proof) -> bytes:
             "model_sha256": proof.model,
             "property_sha256": proof.property,
             "cases": [
-                _tree(case, arrays) if isinstance(case, Branches) else _case(case, arrays, version)
+                _tree(case, arrays)
+                if isinstance(case, Branches)
+                else _cuts(case, arrays)
+                if isinstance(case, Cuts)
+                else _case(case, arrays, version)
                 for case in proof.cases
             ],
         }
@@ -217,6 +230,15 @@ def _case(case: CaseProof, arrays: Arrays, version: int) -> dict[str, Any]:
         "cuts": arrays.add(np.array([0.0 if s is None else s[1] for s in case.splits], "<f8")),
         "multipliers": arrays.add(np.array([one.multipliers for one in case.leaves], "<f8")),
         "leaves": leaves,
+    }
+
+
+def _cuts(case: Cuts, arrays: Arrays) -> dict[str, Any]:
+    return {
+        "axes": arrays.add(case.axes.astype("<i4")),
+        "cuts": arrays.add(case.cuts.astype("<f8")),
+        "multipliers": arrays.add(case.multipliers.astype("<f8")),
+        "leaves": [],
     }
 
 

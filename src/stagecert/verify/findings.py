@@ -106,4 +106,4 @@ class Findings:
         if splitter and self.states[g].how[c] == "splitting":
             return float(splitter.proven[g, c])
         # Leaves that split neurons refute a combination of rows: there is no violation of zero.
-        return max(best, 0.0) if self.states[g].how[c] == "tree" else best
+        return max(best, 0.0) if self.states[g].how[c] in ("tree", "forms") else best

@@ -10,7 +10,7 @@ from stagecert import networks
 from stagecert.verify.contents import bytes_of, contents_of
 from stagecert.verify.logits import ends_in_softmax, without_softmax
 from stagecert.verify.runtime import RUNTIME, Session
-from stagecert_check import external, graph, joining, stating
+from stagecert_check import external, graph, joining, stating, tying
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.properties import Property
 
@@ -38,6 +38,8 @@ class OpenModel:
         self.given: Any = self.source
         self.several = joining.named(source)
         self.dropped: str | None = None
+        self.untied: OpenModel | None = None
+        self.places: np.ndarray | None = None
         if self.several is not None:
             self.source = self.contents.data
         # The order of the outputs of several networks is another matter.
@@ -47,13 +49,24 @@ class OpenModel:
         self.network = networks.load(self.source)
 
     def stating(self, property: Property) -> tuple["OpenModel", Property]:
-        """The model and the property in terms of inputs and outputs alone; see `stating`."""
+        """The model and the property in terms of inputs and outputs alone; see `stating`.
+
+        Inputs that are equal become one; see `tying`. Then the model as it was is `untied`, and
+        `places` says which of the inputs that are left each of its own is.
+        """
         contents, wanted = stating.stated(self.contents, property)
-        if contents is self.contents:
-            return self, property
-        larger = OpenModel(bytes_of(contents))
-        larger.several, larger.contents = self.several, contents
-        return larger, wanted
+        larger = self if contents is self.contents else self._changed(contents)
+        smaller, tied = tying.tied(contents, wanted)
+        if smaller is contents:
+            return larger, wanted
+        found = self._changed(smaller)
+        found.untied, found.places = larger, tying.places_of(wanted)
+        return found, tied
+
+    def _changed(self, contents: external.Model) -> "OpenModel":
+        found = OpenModel(bytes_of(contents))
+        found.several, found.contents = self.several, contents
+        return found
 
     @cached_property
     def session(self) -> Session:
@@ -63,6 +76,8 @@ class OpenModel:
     @cached_property
     def replayed(self) -> Session:
         """The model as it was given, in ONNX Runtime."""
+        if self.untied is not None:
+            return self.untied.replayed
         return self.session if self.dropped is None else Session(self.given)
 
     @cached_property

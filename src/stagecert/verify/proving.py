@@ -18,7 +18,7 @@ import numpy as np
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
 from stagecert.verify.branches import Branches
-from stagecert.verify.certificates import Arrays, CaseProof, Leaf, Proof, Slopes, packed
+from stagecert.verify.certificates import Arrays, CaseProof, Cuts, Leaf, Proof, Slopes, packed
 from stagecert.verify.models import OpenModel
 from stagecert.verify.planes import Proven
 from stagecert.verify.pruning import pruned, tried
@@ -74,6 +74,7 @@ class Refutation:
         tree: the cuts of the boxes and what is refuted on each, if boxes were split.
         branches: trees that split neurons too, each for a case of its own.
         planes: by case, what refutes its row in `rows` with planes above neurons.
+        cuts: by case, trees of boxes whose leaves the checker's quadratic forms refute.
         checker: the checker that the search has asked. It has derived the intervals of whole boxes
             by itself, and need not do so again.
     """
@@ -84,6 +85,7 @@ class Refutation:
     tree: Tree | None = None
     branches: tuple[Branches, ...] = ()
     planes: dict[int, Proven] = field(default_factory=dict)
+    cuts: dict[int, Cuts] = field(default_factory=dict)
     checker: Checker | None = None
 
 
@@ -171,7 +173,7 @@ def _checker(model: OpenModel, wanted: Property) -> Checker:
 
 def _proof(checker: Checker, model: OpenModel, found, memory, progress, stop) -> Proof:
     wanted = checker.wanted
-    cases: tuple[CaseProof | Branches, ...] = ()
+    cases: tuple[CaseProof | Cuts | Branches, ...] = ()
     if wanted.cases:
         if found is None:
             found = Refutation(*groups_of(model.network, wanted))
@@ -221,9 +223,10 @@ class _Prover:
         """Ends the work if time is up."""
         _look_at_the_clock(self._stop)
 
-    def cases(self) -> tuple[CaseProof | Branches, ...]:
+    def cases(self) -> tuple[CaseProof | Cuts | Branches, ...]:
         """Proofs of all cases."""
-        trees = self._trees()
+        # Those of quadratic forms rest on the checker's own bounds: they are not tried before.
+        trees = {**self._trees(), **self.found.cuts}
         roots: dict[int, _Part] = {}
         for g, group in enumerate(self.groups):
             for c, case in enumerate(group.numbers):

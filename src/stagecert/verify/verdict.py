@@ -21,7 +21,8 @@ class CaseBounds:
         refuted: whether the bounds of the search prove that no point belongs to the case.
         how: what refuted it: "ibp" (one pass back on intervals), "backward" (on intervals that
             passes back have tightened), "envelope" (with planes above neurons), "nonconvex",
-            "optimised", "splitting" (of the inputs) or "tree" (of splits of neurons).
+            "optimised", "splitting" (of the inputs), "forms" (the same, with bounds by quadratic
+            forms) or "tree" (of splits of neurons).
         row: the row that did, as an index into the case's output rows followed by the rows of its
             inputs; None if there is none, or if different boxes needed different rows.
         bounds: for each of these rows a certified lower bound of row - bound over the whole box.
@@ -101,13 +102,13 @@ class Verdict:
     def gap(self) -> float | None:
         """How far the least violation that was met is from the least one that is proven.
 
-        None if one of them is not known. That is also so where splits of neurons prove that a
-        violation is above zero: they do not say how far.
+        None if one of them is not known. That is also so where splits of neurons, or quadratic
+        forms, prove that a violation is above zero: they do not say how far.
         """
         worst = min(
             self.cases, key=lambda one: np.nan_to_num(one.proven, nan=-np.inf), default=None
         )
-        if worst is None or (worst.how == "tree" and worst.proven == 0):
+        if worst is None or (worst.how in ("tree", "forms") and worst.proven == 0):
             return None
         return _plain(min(one.nearest for one in self.cases) - worst.proven)
 

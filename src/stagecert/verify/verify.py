@@ -19,6 +19,7 @@ from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.attacker import Attacker
 from stagecert.verify.complete import Complete
 from stagecert.verify.findings import Findings
+from stagecert.verify.forms import FormSplitter
 from stagecert.verify.ladder import Ladder
 from stagecert.verify.models import OpenModel, opened
 from stagecert.verify.proving import (
@@ -42,6 +43,8 @@ from stagecert_check.functions import Product, Refused
 # Steps of splitting for each further attack, so that these take a tenth of the time. Counted, not
 # measured: a run must not depend on how busy the machine is.
 STEPS_AN_ATTACK = 6
+# The same for steps by quadratic forms, which are shorter.
+FORM_STEPS_AN_ATTACK = 50
 # The same for steps of the search through splits of neurons, which take longer.
 TREE_STEPS_AN_ATTACK = 20
 # Networks with so many neurons are bounded by the checker's own passes, without compiling; then so
@@ -137,6 +140,7 @@ class Verification:
         self.ready = False  # whether the cases are known
         self.splitter: Splitter | None = None
         self.complete: Complete | None = None
+        self.curved: list[FormSplitter] = []  # by group, as far as they were worked on
         self.checker: Checker | None = None  # what it has derived for the search, it need not again
         self.certified: Certified | None = None
         self.objection: str | None = None
@@ -167,7 +171,7 @@ class Verification:
             logits = None if model.dropped is None else model.session
             replay = Replay(model.replayed, self.property, logits)
             self.attacker = Attacker(
-                self.network, self.known, replay, self._over, self.say, self.seed
+                self.network, self.known, replay, self._over, self.say, self.seed, model.places
             )
             self.whole = WholeBoxes(self.known, self.ladder, self.attacker, self._over, self.say)
             verdict = self._decide()
@@ -220,6 +224,7 @@ class Verification:
         self.say("proving and checking")
         tree = self.splitter.tree if self.splitter else None
         branches = self.complete.branches() if self.complete else ()
+        cuts = {n: tree for splitter in self.curved for n, tree in splitter.trees().items()}
         found = Refutation(
             self.network,
             self.known.groups,
@@ -227,6 +232,7 @@ class Verification:
             tree,
             branches,
             self.known.planes,
+            cuts,
             self.checker,
         )
         try:
@@ -269,6 +275,7 @@ class Verification:
         elif self.ready and self.known.decided() and not self.rejected:
             reason = f"{_UNCHECKED} {reason}"
         boxes = self.splitter.seen if self.splitter else 0
+        boxes += sum(splitter.seen for splitter in self.curved)
         if self.complete is not None and self.complete.tree is not None:
             boxes += self.complete.tree.seen
         return Verdict(
@@ -292,6 +299,8 @@ class Verification:
             return float(self.splitter.finished / max(self.splitter.total, 1))
         if self.complete is not None and self.complete.tree is not None:
             return float(self.complete.tree.closed)
+        if self.curved:
+            return sum(splitter.finished for splitter in self.curved) / len(self.curved)
         return None
 
     # -- the order of things -------------------------------------------------------------------
@@ -303,7 +312,7 @@ class Verification:
         steps: list[Callable[[], None]] = [lambda: self.attacker.try_plans(attack.SHORT[:1])]
         if divide:
             # Whole boxes may be enough, and nothing has to be compiled for them.
-            steps = [self._refute_whole_boxes, *steps, self._split]
+            steps = [self._refute_whole_boxes, *steps, self._split_inputs]
         elif self._plantable():
             whole, complete = self.whole, self.complete
             assert complete is not None
@@ -360,6 +369,52 @@ class Verification:
         return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
 
     # -- splitting ---------------------------------------------------------------------------------
+
+    def _split_inputs(self) -> None:
+        """Splits boxes; where variables are multiplied, with bounds by quadratic forms."""
+        assert self.opened is not None
+        try:
+            checker = self.checker = self.checker or Checker(self.opened.program, self.stated)
+        except Refused:
+            self._split()
+            return
+        if all(
+            checker.quadratics(group.numbers[0]) and all(map(len, group.places))
+            for group in self.known.groups
+        ):
+            self._split_by_forms(checker)
+        else:
+            self._split()
+
+    def _split_by_forms(self, checker: Checker) -> None:
+        plans, number, next_descent = itertools.cycle(attack.LAST), 0, 1
+        for g, (group, state) in enumerate(zip(self.known.groups, self.known.states, strict=True)):
+            if state.refuted.all():
+                continue
+            splitter = FormSplitter(checker, group, ~state.refuted)
+            self.curved.append(splitter)
+            while len(splitter.stack):
+                splitter.step()
+                number += 1
+                if number == next_descent:
+                    next_descent *= 3
+                    lanes = [(g, int(c)) for c in splitter.lanes]
+                    most = attack.lanes_at_once(self.network)
+                    self.attacker.descend_from(splitter.points[:most], lanes[:most])
+                    if not self._over():
+                        some = itertools.islice(plans, number // FORM_STEPS_AN_ATTACK)
+                        self.attacker.try_plans(tuple(some), corners=False)
+                self.say(
+                    f"splitting by quadratic forms: {splitter.seen} boxes, "
+                    f"{len(splitter.stack)} waiting, {100 * splitter.finished:.4g} % decided"
+                )
+                if splitter.stuck:
+                    self.reason = "A box became too small to split."
+                    return
+                if self._over():
+                    return
+            for c in np.flatnonzero(~state.refuted):
+                state.how[c], state.refuted[c] = "forms", True
 
     def _split(self) -> None:
         open_cases = [~state.refuted for state in self.known.states]
