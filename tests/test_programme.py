@@ -32,7 +32,7 @@ def test_linear_programs_agree_with_highs(scaled):
             G, c = G * 10.0 ** rng.uniform(-3, 3, G.shape), c * 10.0 ** rng.uniform(-3, 3, n)
         h = G @ inside + rng.random(m) * (rng.random(m) < 0.7)
         A = rng.normal(size=(p, n))
-        rows = sparse.csr_array(np.vstack([G, np.eye(n), -np.eye(n)]))
+        rows = sparse.csr_array(np.vstack([G, np.eye(int(n)), -np.eye(int(n))]))
         sides = np.concatenate([h, np.ones(n), np.zeros(n)])
         nothing = sparse.csr_array((n, n))
         found = minimise(Quadratic(nothing, c, sparse.csr_array(A), A @ inside, rows, sides), never)

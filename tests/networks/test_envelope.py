@@ -124,7 +124,7 @@ def test_convolutions_reach_the_optimum_with_all_cuts():
 def test_forty_networks_reach_the_optimum_with_all_cuts(kind, seed):
     shape, radius = ((4,), 0.5) if kind == "dense" else (truth.CONVOLVED, 0.3)
     chain, network = getattr(truth, kind)(seed)
-    _check(*_found(chain, network, shape, radius, seed, (60, 4000)), 1e-4)
+    _check(_found(chain, network, shape, radius, seed, (60, 4000)), 1e-4)
 
 
 @pytest.mark.slow

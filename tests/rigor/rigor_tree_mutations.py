@@ -9,6 +9,7 @@ import copy
 import io
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -302,7 +303,9 @@ def _proofs_by_cases(random, case, arrays, header):
         "lemma forces": np.array(forces, "<f8")[cut], "none": np.zeros(0, "<i4"),
         "lemma slopes": random.uniform(-0.2, 1.2, (leaves, 1, 5)).astype("<f2"),
     }  # fmt: skip
-    cases = {key: f"lemma {key}" for key in ("entries", "sides", "axes", "cuts", "forces")}
+    cases: dict[str, Any] = {
+        key: f"lemma {key}" for key in ("entries", "sides", "axes", "cuts", "forces")
+    }
     cases["slopes"] = [["lemma slopes", None]]
     rows = {"entries": "none", "sides": "none", "slopes": [None], "cases": cases}
     case["boxes"] = [None, rows] if random.integers(8) else [rows, None]

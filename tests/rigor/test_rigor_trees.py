@@ -318,7 +318,8 @@ def test_intervals_that_are_proven_by_cases_hold():
 def test_proofs_by_cases_that_are_none_are_refused():
     random, model, text = _problem(4)
     checker = rigor_trees.checker_of(model, text)
-    tree, good = Branches(0, [-1], [0], np.ones((1, 2)), np.zeros(0)), _by_cases(random)
+    tree = Branches(0, np.array([-1]), np.zeros(1), np.ones((1, 2)), np.zeros(0))
+    good = _by_cases(random)
     ((slopes, _),) = good.slopes  # type: ignore
     good = replace(good, slopes=((slopes[:1], None),))  # those of all leaves
     later = np.where(good.axes == LEAF, LEAF, 5).astype("<i4")  # the second activation's first

@@ -159,7 +159,7 @@ def _tighten(program: Program, index: int, box: tuple, given: list, k: int, room
     before = len(part.activations)
     if not len(some) or not before:
         return
-    relaxation = Envelope(part, facts_of(part, *box, given[:before]), room)
+    relaxation = Envelope(part, facts_of(part, box[0], box[1], given[:before]), room)
     for sign, side, best in ((1, 0, np.maximum), (-1, 1, np.minimum)):
         for first in range(0, len(some), INTERVALS_AT_ONCE):
             mine = some[first : first + INTERVALS_AT_ONCE]
