@@ -233,7 +233,7 @@ def test_malformed_certificates_are_rejected(searched, tmp_path):
     multipliers = header["cases"][which]["multipliers"]
     for values in ([[-1.0]], [[0.0]], [[np.nan]], [[1.0, 1.0]], [1.0]):
         assert rejected(lambda h, a, c, v=values: a.update({multipliers: np.array(v)}))
-    for change in ({"version": 4}, {"version": True}, {"format": "other"}):
+    for change in ({"version": 5}, {"version": True}, {"format": "other"}):
         with pytest.raises(ProblemError):
             searched.changed(tmp_path, header | change, arrays)
 

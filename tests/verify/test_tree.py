@@ -5,7 +5,7 @@ import onnx
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
-from stagecert.verify import complete, lemmas, nodes, proving, resuming, splitting, verify
+from stagecert.verify import complete, nodes, proving, resuming, splitting, verify
 from stagecert.verify import tree as tree_
 from stagecert.verify.ascent import ascend
 from stagecert.verify.choosing import parts_bounds, split_points
@@ -113,9 +113,9 @@ def test_neurons_that_are_zero_are_left_out_and_come_back_in_certificates():
     assert not wrong.tree.done
 
 
-def test_signs_that_are_proven_by_cases_are_those_of_the_network(monkeypatch):
-    """On a grid; what was proven is in the certificate, and makes the tree smaller."""
-    proven, nodes_with, nodes_without = 0, 0, 0
+def test_signs_that_are_proven_by_cases_are_those_of_the_network():
+    """On a grid; what was proven is in the certificate."""
+    proven = 0
     for seed in range(2):
         layers = random_layers(seed, (2, 8, 8, 8, 3))
         rows = [(np.array([1.0, -1.0, 0.5]), np.zeros(2), 0.0)]
@@ -128,20 +128,13 @@ def test_signs_that_are_proven_by_cases_are_those_of_the_network(monkeypatch):
         found = searched(dense(layers), text, True)
         assert found.tree is not None
         assert found.tree.done
-        nodes_with += found.tree.seen
         (tree,) = found.branches()
         assert tried(Checker(found.program, properties.load(text)), tree).refuted.all()
         given = [(k, x.cases) for k, x in enumerate(tree.whole) if x is not None and x.cases]
         for k, cases in given:
             proven += len(cases.entries)
             assert np.all(cases.sides * arguments[k][:, cases.entries] > 0)
-        with monkeypatch.context() as patched:
-            patched.setattr(lemmas, "PATIENCE", ())
-            without = searched(dense(layers), text, True)
-            assert without.tree is not None
-            nodes_without += without.tree.seen
     assert proven > 2
-    assert nodes_with < nodes_without
 
 
 @pytest.mark.parametrize("stations", [False, True])
