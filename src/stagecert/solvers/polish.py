@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from stagecert import pieces, tree
 from stagecert.certificate import evaluate, passes_of_evaluate
 from stagecert.problem import Problem
-from stagecert.reformulation import Point, psi_0_and_gradient
+from stagecert.reformulation import Point, fractions_gradient, linearise, order_at_corners
 from stagecert.sides import Sides, augmented, missed, with_multipliers
 from stagecert.solvers.base import AbstractSolver, guide_of, project, repaired_report, report
 from stagecert.solvers.quasi_newton import Curvature, Whole, bends, model_step
@@ -69,6 +69,18 @@ def recentred(data, slopes):
     return jax.tree.map(lambda datum, w: (datum[0], w), data, slopes, is_leaf=is_datum)
 
 
+class Slopes(eqx.Module):
+    """What a smoothed pass found: slopes of the pieces, multipliers of the side constraints.
+
+    `proving` are the multipliers for a bound, whose stages have consistent multipliers; `held` are
+    those of the pass itself, whose stages have fractions.
+    """
+
+    pieces: Any
+    held: Sides
+    proving: Sides
+
+
 class Smoothed(eqx.Module):
     """The smoothed psi_0 as a function of one vector, with inputs in units of their set."""
 
@@ -107,18 +119,16 @@ class Smoothed(eqx.Module):
         return jax.tree.map(jnp.divide, back(vector), self._units())
 
     def evaluate(self, vector):
-        """(value, gradient, slopes of pieces and multipliers of constraints). Two passes."""
+        """(value, gradient, `Slopes`). Two passes."""
         treatment_of = (lambda _: pieces.smoothed(self.tau)) if jax.tree.leaves(self.data) else None
         widths = jax.tree.map(lambda w: self.tau * w, guide_of(self.problem).widths)
-        done, gradient = psi_0_and_gradient(
-            self.problem,
-            self.point(vector),
-            treatment_of,
-            self.data,
-            augmented(self.centre, widths),
-        )
+        point, rule = self.point(vector), augmented(self.centre, widths)
+        done, back = linearise(self.problem, point, treatment_of, self.data, rule)
+        sweep = back(0, 0)
+        gradient = Point(sweep.inputs, fractions_gradient(done, sweep))
         scaled = jax.tree.map(jnp.multiply, gradient, self._units())
-        slopes = (done.records, done.held)
+        proving = order_at_corners(done.held, sweep.multipliers, point.fractions)
+        slopes = Slopes(done.records, done.held, proving)
         return done.total, jax.flatten_util.ravel_pytree(scaled)[0], slopes
 
 
@@ -132,7 +142,7 @@ class PolishState(eqx.Module):
     at: Any
     value: Any
     gradient: Any
-    slopes: Any  # of the pieces, and the multipliers of side constraints
+    slopes: Slopes
     recent: Any  # the last values; a trial must be lower than the highest of them
     curvature: Curvature | Whole
     share: Any  # how much of the step the next trial takes
@@ -187,7 +197,7 @@ class Polish(AbstractSolver):
             at,
             infinity,
             jnp.zeros_like(at),
-            (slopes, exact.done.held),
+            Slopes(slopes, exact.done.held, exact.done.held),
             jnp.full((self.memory,), infinity),
             Whole.none(at) if whole else Curvature.none(min(self.pairs, at.size), at),
             jnp.ones_like(infinity),
@@ -215,18 +225,17 @@ class Polish(AbstractSolver):
         point = smooth.point(state.at)
         # The slopes are those of the smoothed pass, where they balance; at the blocks of the
         # exact pass the smoothed slopes would be others, and the bound far worse.
-        slopes, held = state.slopes
         exact = evaluate(
             problem,
             point,
             pieces.given_slopes,
-            slopes,
+            state.slopes.pieces,
             with_gradient=False,
             fix=state.q,
-            rule=with_multipliers(held),
+            rule=with_multipliers(state.slopes.proving),
         )
         left = self._left(smooth, state)
-        hidden = jnp.abs(exact.done.total - state.value) + missed(held, exact.done.sides)
+        hidden = jnp.abs(exact.done.total - state.value) + missed(state.slopes.held, exact.done.sides)
         gap = exact.lagrangian_gap
         got_on = state.value < before - 1e-3 * gap
         state = eqx.tree_at(lambda s: s.corrected, state, state.corrected & ~got_on)
@@ -307,8 +316,8 @@ class Polish(AbstractSolver):
             state,
             (
                 jnp.where(slow, state.tau * self.shrink, state.tau),
-                recentred(state.data, state.slopes[0]),
-                state.slopes[1],
+                recentred(state.data, state.slopes.pieces),
+                state.slopes.held,
                 hidden,
                 jnp.full_like(state.value, jnp.inf),
                 jnp.array(False),
