@@ -35,7 +35,7 @@ LAYERS = [
                    "jax matplotlib numpy"),
     # In order: a module imports only modules that come before it.
     ("core",       "jaxprs evidence sets inside pieces sides problem enclosure reformulation "
-                   "repairing formula certificate degeneracy solvers solution validate check "
+                   "ordering repairing formula certificate degeneracy solvers solution validate check "
                    "curvature batch assumptions programme lanes searching guiding "
                    "solving plotting",
                    "basics",

@@ -255,24 +255,6 @@ def psi_0_and_gradient(problem: Problem, point: Point, treatment_of=None, data=N
     return done, Point(sweep.inputs, fractions_gradient(done, sweep))
 
 
-def order_at_corners(sides: Sides, multipliers: tuple, fractions: tuple) -> Sides:
-    """The multipliers of the order that go with corners as these do with fractions.
-
-    The ordinary rule pulls at a lower bound with (1 - theta) g + l and at its upper bound with
-    theta g - l, where l is the multiplier of lower - upper <= 0. With all of g at its corner, the
-    same pulls need l less the complementarity. Where bounds meet, theta may be anything and a
-    search has no reason to move it, so only these multipliers go with consistent ones. None is
-    below zero; if one would be, no multipliers are these pulls, and theta has to be corrected.
-    """
-    if not sides.order:
-        return sides
-    order = tuple(
-        jnp.maximum(l - complementarity(g, theta), 0)
-        for l, g, theta in zip(sides.order, multipliers, fractions, strict=True)
-    )
-    return Sides(sides.constraints, order)
-
-
 def fractions_gradient(done: ForwardPass, sweep: Sweep) -> tuple:
     """d psi_0 / d theta_i = g_i * (upper_i - lower_i)."""
     return tuple(g * w for g, w in zip(sweep.multipliers, done.widths(), strict=True))

@@ -8,7 +8,7 @@ width/2 |w - centre|^2. When the smoothed problem is nearly solved, the centres 
 weights found: the proximal method of multipliers. The weights then converge to those that certify
 the optimum, at a width that need not go to zero, so the smoothed problem stays well conditioned.
 Side constraints are smoothed, and their multipliers moved, in the same way: that is the method of
-multipliers for an augmented Lagrangian (stagecert.sides).
+multipliers for an augmented Lagrangian (stagecert.sides, stagecert.ordering).
 Smoothing serves the search alone: every value and bound reported comes from the exact functions;
 only the *slopes* of the pieces, which may be anything, are taken from the smoothed ones.
 """
@@ -22,8 +22,9 @@ import jax.numpy as jnp
 
 from stagecert import pieces, tree
 from stagecert.certificate import evaluate, passes_of_evaluate
+from stagecert.ordering import Centre
 from stagecert.problem import Problem
-from stagecert.reformulation import Point, fractions_gradient, linearise, order_at_corners
+from stagecert.reformulation import Point, fractions_gradient, linearise
 from stagecert.sides import Sides, augmented, missed, with_multipliers
 from stagecert.solvers.base import AbstractSolver, guide_of, project, repaired_report, report
 from stagecert.solvers.quasi_newton import Curvature, Whole, bends, model_step
@@ -72,13 +73,12 @@ def recentred(data, slopes):
 class Slopes(eqx.Module):
     """What a smoothed pass found: slopes of the pieces, multipliers of the side constraints.
 
-    `proving` are the multipliers for a bound, whose stages have consistent multipliers; `held` are
-    those of the pass itself, whose stages have fractions.
+    `held` are the multipliers of the pass itself; those of `found` prove bounds.
     """
 
     pieces: Any
     held: Sides
-    proving: Sides
+    found: Centre
 
 
 class Smoothed(eqx.Module):
@@ -88,7 +88,7 @@ class Smoothed(eqx.Module):
     like: Point
     tau: Any
     data: Any
-    centre: Sides
+    centre: Centre
 
     def vector(self, point: Point):
         """The point as a vector."""
@@ -122,13 +122,18 @@ class Smoothed(eqx.Module):
         """(value, gradient, `Slopes`). Two passes."""
         treatment_of = (lambda _: pieces.smoothed(self.tau)) if jax.tree.leaves(self.data) else None
         widths = jax.tree.map(lambda w: self.tau * w, guide_of(self.problem).widths)
-        point, rule = self.point(vector), augmented(self.centre, widths)
+        point = self.point(vector)
+        rule = augmented(self.centre.at(point.fractions), widths)
         done, back = linearise(self.problem, point, treatment_of, self.data, rule)
         sweep = back(0, 0)
-        gradient = Point(sweep.inputs, fractions_gradient(done, sweep))
+        of_fractions = fractions_gradient(done, sweep)
+        if done.held.order:
+            of_centre = self.centre.gradient(point.fractions, done.held, widths)
+            of_fractions = tree.move(of_fractions, of_centre, 1)
+        gradient = Point(sweep.inputs, of_fractions)
         scaled = jax.tree.map(jnp.multiply, gradient, self._units())
-        proving = order_at_corners(done.held, sweep.multipliers, point.fractions)
-        slopes = Slopes(done.records, done.held, proving)
+        found = Centre.found(done.held, sweep.multipliers, point.fractions)
+        slopes = Slopes(done.records, done.held, found)
         return done.total, jax.flatten_util.ravel_pytree(scaled)[0], slopes
 
 
@@ -148,7 +153,7 @@ class PolishState(eqx.Module):
     share: Any  # how much of the step the next trial takes
     tau: Any
     data: Any
-    centre: Sides  # the multipliers of side constraints that the augmented Lagrangian is around
+    centre: Centre  # the multipliers of side constraints that the augmented Lagrangian is around
     hidden: Any  # what smoothing hid when the centres were last moved
     q: Any  # threshold for correcting degenerate entries, as in Fix-Degeneracy
     corrected: Any  # whether a correction was tried since the search last got on
@@ -182,8 +187,8 @@ class Polish(AbstractSolver):
     progress: float = 0.99
 
     def init(self, problem, point):
-        centre = guide_of(problem).centre
-        rule = with_multipliers(centre)
+        centre = Centre.given(guide_of(problem).centre)
+        rule = with_multipliers(centre.sides)
         exact = evaluate(problem, point, pieces.measured, with_gradient=False, rule=rule)
         data = smoothing_data(exact.done.records)
         slopes = jax.tree.map(lambda record: record[1], exact.done.records, is_leaf=is_datum)
@@ -197,7 +202,7 @@ class Polish(AbstractSolver):
             at,
             infinity,
             jnp.zeros_like(at),
-            Slopes(slopes, exact.done.held, exact.done.held),
+            Slopes(slopes, exact.done.held, centre),
             jnp.full((self.memory,), infinity),
             Whole.none(at) if whole else Curvature.none(min(self.pairs, at.size), at),
             jnp.ones_like(infinity),
@@ -232,10 +237,12 @@ class Polish(AbstractSolver):
             state.slopes.pieces,
             with_gradient=False,
             fix=state.q,
-            rule=with_multipliers(state.slopes.proving),
+            rule=with_multipliers(state.slopes.found.sides),
         )
         left = self._left(smooth, state)
-        hidden = jnp.abs(exact.done.total - state.value) + missed(state.slopes.held, exact.done.sides)
+        hidden = jnp.abs(exact.done.total - state.value) + missed(
+            state.slopes.held, exact.done.sides
+        )
         gap = exact.lagrangian_gap
         got_on = state.value < before - 1e-3 * gap
         state = eqx.tree_at(lambda s: s.corrected, state, state.corrected & ~got_on)
@@ -317,7 +324,7 @@ class Polish(AbstractSolver):
             (
                 jnp.where(slow, state.tau * self.shrink, state.tau),
                 recentred(state.data, state.slopes.pieces),
-                state.slopes.held,
+                state.slopes.found,
                 hidden,
                 jnp.full_like(state.value, jnp.inf),
                 jnp.array(False),
