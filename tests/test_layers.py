@@ -35,8 +35,8 @@ LAYERS = [
                    "jax matplotlib numpy"),
     # In order: a module imports only modules that come before it.
     ("core",       "jaxprs evidence sets inside pieces sides problem enclosure reformulation "
-                   "ordering repairing formula certificate degeneracy solvers solution validate check "
-                   "curvature batch assumptions programme lanes searching guiding "
+                   "ordering repairing formula certificate degeneracy solvers solution validate "
+                   "check curvature batch assumptions programme lanes searching guiding "
                    "solving plotting",
                    "basics",
                    "equinox flint jax jaxtyping matplotlib numpy rich scipy"),

@@ -32,6 +32,7 @@ _CODE = (
     "programme/solver.py",
     "programme/values.py",
     "programme/writing.py",
+    "ordering.py",
     "reformulation.py",
     "repairing.py",
     "searching.py",

@@ -45,8 +45,8 @@ class Centre(eqx.Module):
             corners = (*corners, jnp.maximum(l - less, 0))
             # A multiplier that is too small for its corner has fractions that must go there: keep
             # only as much of the cotangent as leaves the multiplier what it is.
-            share = jnp.where(less > l, l / jnp.where(less > l, less, 1), l > 0)
-            kept = (*kept, share * g)
+            share = jnp.where(less > l, l / jnp.where(less > l, less, 1), 1)
+            kept = (*kept, jnp.where(l > 0, share * g, 0))
         return Centre(Sides(held.constraints, corners), kept)
 
     def at(self, fractions: tuple) -> Sides:

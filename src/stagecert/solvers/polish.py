@@ -240,9 +240,8 @@ class Polish(AbstractSolver):
             rule=with_multipliers(state.slopes.found.sides),
         )
         left = self._left(smooth, state)
-        hidden = jnp.abs(exact.done.total - state.value) + missed(
-            state.slopes.held, exact.done.sides
-        )
+        held = state.slopes.held
+        hidden = jnp.abs(exact.done.total - state.value) + missed(held, exact.done.sides)
         gap = exact.lagrangian_gap
         got_on = state.value < before - 1e-3 * gap
         state = eqx.tree_at(lambda s: s.corrected, state, state.corrected & ~got_on)
