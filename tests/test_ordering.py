@@ -65,7 +65,7 @@ def optimum_of_scan(seed) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_scans_with_crossing_bounds_are_solved(seed):
-    # Seven of these once stalled, three with a bound that was off by more than 0.1.
+    # Seven of these once stalled, with bounds that were off by up to 1.5.
     solution, optimum = sc.solve(random_scan(seed), atol=0.0, rtol=1e-6), optimum_of_scan(seed)
     assert solution.certificate.sides.order
     assert solution.status is sc.Status.GAP_REACHED, solution
