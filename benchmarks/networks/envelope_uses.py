@@ -40,7 +40,9 @@ def intervals(opened: OpenModel, group) -> dict:
     end = time.process_time()
     narrow = facts_of(program, low, high, [tuple(x[0] for x in pair) for pair in after])
     bends = [int(sum(np.sum((x[0] < 0) & (x[1] > 0)) for x in pairs)) for pairs in (before, after)]
-    found = [_one(program, group, room, known) for known in (facts, narrow) for room in (0, ROOM)]
+    count = sum(int(np.prod(program.nodes[k].shape)) for k in program.outputs)
+    rows = group.matrix[:, :count], group.limits
+    found = [_one(program, *rows, room, known) for known in (facts, narrow) for room in (0, ROOM)]
     return {
         "unstable": bends,
         "cpu_passes": middle - begin,
