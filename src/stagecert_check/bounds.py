@@ -12,14 +12,16 @@ objective; |W| |x| is bounded once in the forward pass (`sizes`).
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 
+from stagecert_check.folding import Folded, folded
 from stagecert_check.functions import Activation, Refused
 from stagecert_check.graph import Node, Program, Shift
-from stagecert_check.linear import Linear, Move, Reshape, Shape
+from stagecert_check.intervals import linear_interval, magnitude
+from stagecert_check.linear import Linear, MatMul, Move, Reshape, Shape
 from stagecert_check.numbers import LARGEST, Arithmetic
 from stagecert_check.planes import Planes
 
@@ -70,6 +72,7 @@ class Facts:
         self.inputs = low, high
         self.empty = np.zeros(len(low), bool)
         self._magnitudes: dict[int, Any] = {}
+        self._folded: dict[int, Folded | None] = {}
         self._used = 0
 
     def derive(
@@ -100,7 +103,8 @@ class Facts:
                 low = self.arithmetic.down(self.low[k] + node.operation.constant)
                 high = self.arithmetic.up(self.high[k] + node.operation.constant)
             else:
-                low, high, size = self._linear(node.operation, node.arguments)
+                arguments = [(self.low[k], self.high[k]) for k in node.arguments]
+                low, high, size = linear_interval(self.arithmetic, node.operation, arguments)
             self.sizes.append(size)
             if not (np.all(np.abs(low) <= LARGEST) and np.all(np.abs(high) <= LARGEST)):
                 raise Refused(f"a value of the network may be larger than {LARGEST:g}")
@@ -108,8 +112,8 @@ class Facts:
                 raise Refused("an interval is empty")
             self.low.append(low)
             self.high.append(high)
-            magnitude = self.magnitude(index)
-            self.totals.append(magnitude.reshape(len(magnitude), -1).sum(axis=1))
+            largest = self.magnitude(index)
+            self.totals.append(largest.reshape(len(largest), -1).sum(axis=1))
         return self
 
     def sealed(self) -> "Facts":
@@ -123,8 +127,7 @@ class Facts:
     def magnitude(self, index: int) -> Any:
         """The largest absolute value of every entry."""
         if index not in self._magnitudes:
-            found = np.maximum(np.abs(self.low[index]), np.abs(self.high[index]))
-            self._magnitudes[index] = found
+            self._magnitudes[index] = magnitude(self.low[index], self.high[index])
         return self._magnitudes[index]
 
     def line(self, index: int, of: Any, low_slope: np.ndarray, high_slope: np.ndarray) -> Lines:
@@ -153,27 +156,11 @@ class Facts:
         self._used += count
         return (self.arithmetic.array(x[:, some].reshape(-1, *shape)) for x in self.inputs)
 
-    def _linear(self, operation: Linear, arguments: Sequence[int]) -> tuple[Any, Any, Any]:
-        real = self.arithmetic
-        lows, highs = [self.low[k] for k in arguments], [self.high[k] for k in arguments]
-        if isinstance(operation, (Move, Reshape)):  # nothing is computed
-            low, high = operation.forward(lows), operation.forward(highs)
-            return low, high, np.maximum(np.abs(low), np.abs(high))
-        centres = [(low + high) * real.half for low, high in zip(lows, highs, strict=True)]
-        radii = [
-            real.up(np.maximum(real.up(h - c), real.up(c - l)))
-            for l, c, h in zip(lows, centres, highs, strict=True)
-        ]
-        centre = operation.forward(centres)
-        radius = operation.forward(radii, absolute=True)
-        size = operation.forward([self.magnitude(k) for k in arguments], absolute=True)
-        # Centre and radius are each off by their own roundings; `size` is at least |W| |centre|,
-        # and |W| radius is at most twice that. Its own rounding, and that of the sums of this line,
-        # are in the last terms.
-        terms = 4 * (operation.terms + 4)
-        off = real.slip(terms, 4 * operation.loose) * size + real.tiny(terms)
-        size = size * (1 + real.slip(operation.terms + 2, operation.loose)) + real.tiny(terms)
-        return real.down(centre - radius - off), real.up(centre + radius + off), size
+    def folded(self, index: int) -> Folded | None:
+        """How a linear operation reads inputs most of which are fixed on all boxes, if it does."""
+        if index not in self._folded:
+            self._folded[index] = folded(self.arithmetic, self.program, index, self.low, self.high)
+        return self._folded[index]
 
     def _tighten(self, function: Activation, argument: int) -> None:
         """Both ends of those entries of an activation's argument where it matters."""
@@ -229,7 +216,30 @@ class Facts:
             rows[np.arange(len(rows)), entry[some]] = sign
             return {index: self.arithmetic.array(rows.reshape(-1, *shape))}
 
-        return lower_bounds(self, of, start, lines)
+        made = self._made_by(index)
+        if made is None:
+            return lower_bounds(self, of, start, lines, index)
+        # What makes an entry is a column of a matrix, and perhaps a constant: nothing is computed.
+        matrix, argument, constant = made
+
+        def columns(some: slice) -> dict[int, np.ndarray]:
+            rows = matrix.of_units(entry[some], self.program.nodes[argument].shape)
+            return {argument: rows if sign > 0 else -rows}
+
+        found = lower_bounds(self, of, columns, lines, argument)
+        if constant is None:
+            return found
+        return self.arithmetic.down(found + sign * constant.reshape(-1)[entry])
+
+    def _made_by(self, index: int) -> tuple[MatMul, int, Any] | None:
+        """(operation, what it reads, constant) of a value that is a product with one matrix."""
+        node, constant = self.program.nodes[index], None
+        if isinstance(node.operation, Shift):
+            constant = np.broadcast_to(node.operation.constant, node.shape)
+            node = self.program.nodes[node.arguments[0]]
+        if not isinstance(node.operation, MatMul) or not node.operation.plain:
+            return None
+        return node.operation, node.arguments[0], constant
 
     def affine(
         self, index: int, of: np.ndarray, entry: np.ndarray, sources: list[int]
@@ -278,6 +288,7 @@ def lower_bounds(
     of: np.ndarray,
     start: Callable[[slice], dict[int, np.ndarray]],
     lines: dict[int, Lines],
+    last: int | None = None,
 ) -> np.ndarray:
     """For each row a lower bound on the sum of start[v] . v over the values v.
 
@@ -286,8 +297,10 @@ def lower_bounds(
         start: a function that gives the arrays (rows, *shape) by node, for a slice of the rows.
         lines: of activations, by node; arrays have an axis of rows. The default ones are used
             where none are given.
+        last: none of the values is after this one.
     """
-    widest = max(int(np.prod(node.shape)) for node in facts.program.nodes)
+    nodes = facts.program.nodes if last is None else facts.program.nodes[: last + 1]
+    widest = max(int(np.prod(node.shape)) for node in nodes)
     at_once = max(_ENTRIES_AT_ONCE // widest, _LEAST_ROWS)
     # Where there are many rows of a box, it is taken by itself: its arrays need no copies.
     ends = [*(np.flatnonzero(np.diff(of)) + 1), len(of)]
@@ -319,6 +332,8 @@ class _Pass:
     ):
         self.facts, self.real, self.of = facts, facts.arithmetic, of
         self.lines, self.cotangents = lines, dict(start)
+        self.few: dict[int, np.ndarray] = {}  # cotangents of the free entries of inputs
+        self.folded: dict[int, Folded] = {}  # which entries these are
         zero = self.real.array(np.zeros(len(of)))
         self.total, self.slip, self.size, self.added = zero, zero, zero, 0
         # Which boxes the rows are on; one box stands for all rows if it is the only one.
@@ -349,8 +364,8 @@ class _Pass:
         if index in self.cotangents:
             old = self.cotangents[index]
             if not self.real.exact:
-                magnitude = self.facts.magnitude(index)[self.boxes]
-                size = self._inner(np.abs(old) + np.abs(g), magnitude)
+                largest = self.facts.magnitude(index)[self.boxes]
+                size = self._inner(np.abs(old) + np.abs(g), largest)
                 self.slip = self.slip + self.real.slip(1, 0) * size
                 self._underflows(1, index)
             g = old + g
@@ -362,7 +377,11 @@ class _Pass:
     def down_to(self, stops: Collection[int]) -> tuple[np.ndarray, dict[int, Any]]:
         """A bound on what was added up before some values, and the cotangents of these."""
         facts, nodes = self.facts, self.facts.program.nodes
+        # Whoever stops somewhere wants the cotangents of all entries.
+        fold = not stops
         for index in range(max(self.cotangents, default=-1), -1, -1):
+            if index in self.few:
+                self._few(index)
             if index not in self.cotangents or index in stops:
                 continue
             g, node = self.cotangents.pop(index), nodes[index]
@@ -375,7 +394,7 @@ class _Pass:
                 self._send(node.arguments[0], g)
             elif isinstance(node.operation, Activation):
                 self._activation(index, node.arguments[0], g)
-            else:
+            elif not (fold and self._folded(index, g)):
                 self._linear(index, node, g)
             if not np.all(np.isfinite(np.asarray(self.slip, float))):
                 raise Refused("a pass back overflows")
@@ -409,10 +428,10 @@ class _Pass:
         taken = np.where(left[at] < 0, left[at] * self.real.array(planes.shares), left[at] * 0)
         if not self.real.exact:
             # What is left is rounded, and so is the sum of the two.
-            magnitude = np.broadcast_to(
+            largest = np.broadcast_to(
                 self.facts.magnitude(index)[self.boxes].reshape(-1, left.shape[1]), left.shape
             )
-            off = np.abs(left[at]) * magnitude[at]
+            off = np.abs(left[at]) * largest[at]
             self.slip = self.slip + self.real.slip(2, 0) * self._by_row(planes, off)
             self._underflows(2, index)
         left[at] = left[at] - taken
@@ -453,3 +472,42 @@ class _Pass:
             if operation.back_terms and not self.real.exact:
                 self._underflows(operation.back_terms, k)
             self._send(k, back)
+
+    def _folded(self, index: int, g: np.ndarray) -> bool:
+        """Goes on to the free entries of an input at once, if there are few; whether it did."""
+        if (found := self.facts.folded(index)) is None:
+            return False
+        low, high = found.low[self.boxes], found.high[self.boxes]
+        self._add(g, np.where(g > 0, low, high), magnitude(low, high))
+        operation: Any = self.facts.program.nodes[index].operation
+        rate = self.real.slip(found.terms, operation.loose)
+        self.slip = self.slip + rate * self._inner(np.abs(g), found.sizes[self.boxes])
+        self._underflows(found.terms, found.origin)
+        back = g.reshape(len(g), -1) @ found.matrix
+        if found.origin in self.few:
+            old = self.few[found.origin]
+            if not self.real.exact:
+                size = self._inner(np.abs(old) + np.abs(back), self._free(found)[2])
+                self.slip = self.slip + self.real.slip(1, 0) * size
+                self._underflows(1, found.origin)
+            back = old + back
+        self.few[found.origin], self.folded[found.origin] = back, found
+        return True
+
+    def _free(self, found: Folded) -> list[np.ndarray]:
+        """Both ends of the free entries of an input, and their magnitudes."""
+        facts, k = self.facts, found.origin
+        every = (x[self.boxes] for x in (facts.low[k], facts.high[k], facts.magnitude(k)))
+        return [x.reshape(len(x), -1)[:, found.free] for x in every]
+
+    def _few(self, index: int) -> None:
+        """What has come to the free entries of an input."""
+        g, found = self.few.pop(index), self.folded[index]
+        if index in self.cotangents:  # it is also read in another way
+            shape = self.facts.program.nodes[index].shape
+            whole = self.real.array(np.zeros((len(g), int(np.prod(shape)))))
+            whole[:, found.free] = g
+            self._send(index, whole.reshape(-1, *shape))
+            return
+        low, high, largest = self._free(found)
+        self._add(g, np.where(g > 0, low, high), largest)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from stagecert_check.bounds import Facts, Lines, lower_bounds
+from stagecert_check.folding import Folded
 from stagecert_check.functions import Activation, Piecewise
 from stagecert_check.graph import Program
 from stagecert_check.numbers import EPS, TINY, Arithmetic
@@ -91,6 +92,14 @@ class Clipped(Facts):
         if x is None or len(x) > 1:
             return None if x is None else x[self._of]
         return np.broadcast_to(x, (len(self._of), *x.shape[1:]))
+
+    def folded(self, index: int) -> Folded | None:
+        """That of the boxes: leaves have the same inputs."""
+        found = self._facts.folded(index)
+        if found is None:
+            return None
+        own = (self._each(x) for x in (found.low, found.high, found.sizes))
+        return Folded(found.origin, found.free, found.matrix, found.terms, *own)
 
     def _taken(self, index: int) -> bool:
         facts, node = self._facts, self.program.nodes[index]

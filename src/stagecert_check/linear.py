@@ -105,6 +105,25 @@ class MatMul(Linear):
     def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         return [self._times(g, np.swapaxes(self.weights, -1, -2))]
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is x @ W with one matrix W, whose numbers are those of the model."""
+        return not self.left and self.weights.ndim == 2 and not self.loose
+
+    def of_units(self, entry: np.ndarray, shape: Shape) -> np.ndarray:
+        """W^T g without rounding for each g that is one at an entry of y and zero elsewhere.
+
+        Where the operation is `plain`; `shape` is that of x.
+        """
+        row, column = np.divmod(entry, self.weights.shape[1])
+        columns = self.weights.T[column]
+        if math.prod(shape) == len(self.weights):
+            return columns.reshape(-1, *shape)
+        found = np.zeros((len(entry), math.prod(shape) // len(self.weights), len(self.weights)))
+        found = found.astype(self.weights.dtype)
+        found[np.arange(len(entry)), row] = columns
+        return found.reshape(-1, *shape)
+
     def _times(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
         if self.left:
             flipped = self._right(np.swapaxes(x, -1, -2), np.swapaxes(weights, -1, -2))
