@@ -315,15 +315,19 @@ def lower_bounds(
 
 
 def linear_parts(
-    facts: Facts, start: dict[int, np.ndarray], stops: Collection[int]
+    facts: Facts,
+    start: dict[int, np.ndarray],
+    stops: Collection[int],
+    of: np.ndarray | None = None,
 ) -> tuple[np.ndarray, dict[int, Any]]:
     """(least, weights): the sums of start[v] . v are at least least + weights . stops, by row.
 
-    The facts are of one box. Where all activations before `start` are stops, nothing but rounding
+    The facts are of one box, or each row is about the box in `of`. Where all activations before `start` are stops, nothing but rounding
     is lost.
     """
     rows = max(len(x) for x in start.values())
-    return _Pass(facts, np.zeros(rows, int), start, {}).down_to(stops)
+    of = np.zeros(rows, int) if of is None else of
+    return _Pass(facts, of, start, {}).down_to(stops)
 
 
 class _Pass:

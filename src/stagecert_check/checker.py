@@ -132,9 +132,9 @@ class Checker:
         some = [few(program.nodes[k].operation) for k in self.activations]  # type: ignore
         self._easier = (False,) if all(some) or not any(some) else (False, few)
         most = min(_NUMBERS_AT_ONCE // numbers, _WORK_AT_ONCE // (numbers * max(entries, 1)))
-        self._boxes_at_once = min(max(most, 1), _MOST_BOXES)
+        self.boxes_at_once = min(max(most, 1), _MOST_BOXES)
         self.branching = Branching(
-            self.given, wanted, self.objectives, self._boxes_at_once, _LEAF_NUMBERS_AT_ONCE
+            self.given, wanted, self.objectives, self.boxes_at_once, _LEAF_NUMBERS_AT_ONCE
         )
         sizes, outputs = (
             [math.prod(program.nodes[k].shape) for k in places]
@@ -309,8 +309,8 @@ class Checker:
                 yield from self._together(certificate, [same], lambda _, facts=facts: facts)
             elif not boxes:
                 plain.append(same)
-        for begin in range(0, len(plain), self._boxes_at_once):
-            batch = plain[begin : begin + self._boxes_at_once]
+        for begin in range(0, len(plain), self.boxes_at_once):
+            batch = plain[begin : begin + self.boxes_at_once]
             if self._large and (self._tried < _TRIES or 4 * self._easy >= self._tried):
                 left = batch
                 for passes in self._easier:

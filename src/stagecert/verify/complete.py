@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagecert.verify.branches import LEAF, Branches
+from stagecert.verify.checked import starts
 from stagecert.verify.harvest import Leaves, walked
 from stagecert.verify.nodes import Form
 from stagecert.verify.queries import Group
@@ -116,14 +117,7 @@ class Complete:
 
     def _bounds(self, facts: Facts, rows: np.ndarray) -> np.ndarray:
         """Lower bounds of rows of the outputs, then the inputs, in float64."""
-        start: dict[int, np.ndarray] = {}
-        begin = 0
-        for index in (*self.program.outputs, *self.program.inputs):
-            size, shape = self.form.sizes[index], self.program.nodes[index].shape
-            if begin < rows.shape[1]:
-                part = rows[:, begin : begin + size].reshape(-1, *shape)
-                start[index] = start[index] + part if index in start else part
-            begin += size
+        start = starts(self.program, rows)
         of = np.zeros(len(rows), int)
         return lower_bounds(facts, of, lambda some: {k: x[some] for k, x in start.items()}, {})
 

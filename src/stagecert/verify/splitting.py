@@ -15,8 +15,11 @@ from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import regions_of
 from stagecert.powers import power_below
 from stagecert.problem import as_arrays
+from stagecert.verify.checked import CheckedPasses
 from stagecert.verify.mixing import mix
 from stagecert.verify.queries import Group, for_users, shaped
+from stagecert_check.checker import Checker
+from stagecert_check.functions import Refused
 
 # Inputs with more free entries than this are not split.
 LARGEST_DIMENSION = 24
@@ -100,8 +103,19 @@ class Splitter:
         *,
         keep: bool = False,
         memory: float = 1.0,
+        checker: Checker | None = None,
     ):
-        self.network, self.groups = network, groups
+        """Begins with the boxes of all groups.
+
+        Args:
+            network: whose outputs the rows of the groups combine.
+            groups: the boxes with their cases and rows.
+            open_cases: which of them are open, by group.
+            keep: whether the tree is kept.
+            memory: GiB that arrays may take.
+            checker: bounds the boxes by its own passes, as long as it can.
+        """
+        self.network, self.groups, self.checker = network, groups, checker
         lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
         upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
         self.base = lower, upper
@@ -237,10 +251,7 @@ class Splitter:
     def _bounds(self, lower, upper, boxes: Boxes, count: int, stop) -> "Found | None":
         g = boxes.group
         with jax.enable_x64(True):
-            regions = regions_of(
-                self.network, for_users(self.network, lower), for_users(self.network, upper), None
-            )
-            passes = Passes(self.parts, regions, self.lanes, count=count, stop=stop)
+            passes = self._passes(lower, upper, count, stop)
             if not passes.complete:
                 return None
             # Rows of cases that are open on the box; the others keep the bound that says nothing.
@@ -260,6 +271,17 @@ class Splitter:
         part = boxes[np.arange(count)]
         ends = lower[:count], upper[:count]
         return self._judged(part, bound, coefficients, minimisers, points, violation, ends)
+
+    def _passes(self, lower, upper, count: int, stop) -> Passes | CheckedPasses:
+        if self.checker is not None:
+            try:
+                return CheckedPasses(self.checker, lower[:count], upper[:count], stop)
+            except Refused:
+                self.checker = None
+        regions = regions_of(
+            self.network, for_users(self.network, lower), for_users(self.network, upper), None
+        )
+        return Passes(self.parts, regions, self.lanes, count=count, stop=stop)
 
     def _rows_of(self, g, open_) -> np.ndarray:
         """(boxes, rows): which rows belong to a case that is open on the box."""

@@ -419,7 +419,12 @@ class Verification:
     def _split(self) -> None:
         open_cases = [~state.refuted for state in self.known.states]
         self.splitter = splitter = Splitter(
-            self.network, self.known.groups, open_cases, keep=self.check, memory=self.memory
+            self.network,
+            self.known.groups,
+            open_cases,
+            keep=self.check,
+            memory=self.memory,
+            checker=self.checker if __import__("os").environ.get("CK") else None,
         )
         self._restored("splitter", splitter)
         self._lasting = {"splitter": splitter}
