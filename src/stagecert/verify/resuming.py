@@ -29,7 +29,7 @@ _MADE_ANEW = {
     "Tree": {"program", "form", "keep", "stop"},
     "Splitter": {
         "network", "groups", "base", "free", "parts", "double", "batch", "points", "sizes", "lanes",
-        "matrix", "limits", "goals", "strict", "units", "places", "used", "most",
+        "matrix", "limits", "goals", "strict", "units", "places", "used", "most", "checker",
     },
 }  # fmt: skip
 

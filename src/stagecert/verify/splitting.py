@@ -26,6 +26,10 @@ LARGEST_DIMENSION = 24
 # Boxes at a time.
 BATCH = 256
 FEW = 8
+# So many boxes are bounded by the checker's passes, which need no compilation. After these,
+# compiled passes are faster by more than compiling takes, unless most inputs are fixed: these the
+# checker leaves out.
+CHECKED_BOXES, MOSTLY_FIXED = 2**15, 0.25
 # Neurons times boxes that cost next to nothing.
 CHEAP_NUMBERS = 100_000
 # Points times cases whose violations are computed, and coefficients that are mixed, at a time.
@@ -113,7 +117,7 @@ class Splitter:
             open_cases: which of them are open, by group.
             keep: whether the tree is kept.
             memory: GiB that arrays may take.
-            checker: bounds the boxes by its own passes, as long as it can.
+            checker: bounds boxes by its own passes, where that is faster than compiled ones.
         """
         self.network, self.groups, self.checker = network, groups, checker
         lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
@@ -273,7 +277,8 @@ class Splitter:
         return self._judged(part, bound, coefficients, minimisers, points, violation, ends)
 
     def _passes(self, lower, upper, count: int, stop) -> Passes | CheckedPasses:
-        if self.checker is not None:
+        fixed = len(self.free) <= MOSTLY_FIXED * lower.shape[1]
+        if self.checker is not None and (fixed or self.seen < CHECKED_BOXES):
             try:
                 return CheckedPasses(self.checker, lower[:count], upper[:count], stop)
             except Refused:

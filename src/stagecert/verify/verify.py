@@ -418,13 +418,16 @@ class Verification:
 
     def _split(self) -> None:
         open_cases = [~state.refuted for state in self.known.states]
+        checker = self.checker
+        if checker is not None and sum(checker.given.sizes.values()) > SMALL:
+            checker = None
         self.splitter = splitter = Splitter(
             self.network,
             self.known.groups,
             open_cases,
             keep=self.check,
             memory=self.memory,
-            checker=self.checker if __import__("os").environ.get("CK") else None,
+            checker=checker,
         )
         self._restored("splitter", splitter)
         self._lasting = {"splitter": splitter}
