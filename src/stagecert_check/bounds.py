@@ -322,8 +322,8 @@ def linear_parts(
 ) -> tuple[np.ndarray, dict[int, Any]]:
     """(least, weights): the sums of start[v] . v are at least least + weights . stops, by row.
 
-    The facts are of one box, or each row is about the box in `of`. Where all activations before `start` are stops, nothing but rounding
-    is lost.
+    The facts are of one box, or each row is about the box in `of`. Where all activations before
+    `start` are stops, nothing but rounding is lost.
     """
     rows = max(len(x) for x in start.values())
     of = np.zeros(rows, int) if of is None else of

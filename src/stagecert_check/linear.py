@@ -119,8 +119,8 @@ class MatMul(Linear):
         columns = self.weights.T[column]
         if math.prod(shape) == len(self.weights):
             return columns.reshape(-1, *shape)
-        found = np.zeros((len(entry), math.prod(shape) // len(self.weights), len(self.weights)))
-        found = found.astype(self.weights.dtype)
+        rows = math.prod(shape) // len(self.weights)
+        found = np.zeros((len(entry), rows, len(self.weights)), self.weights.dtype)
         found[np.arange(len(entry)), row] = columns
         return found.reshape(-1, *shape)
 

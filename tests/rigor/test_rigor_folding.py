@@ -75,6 +75,29 @@ def test_linear_functions_of_few_free_inputs(seed, exact):
         assert truth - _rational(bound) < fmpq(1, 1000)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_products_with_cotangents_are_charged(seed):
+    """The columns of free entries add up to almost nothing: rounding is all there is."""
+    random = np.random.default_rng(seed)
+    weights = random.normal(size=(INPUTS, 64)).astype(np.float32)
+    weights[:, 32:] = -weights[:, :32] + np.float32(1e-12) * random.normal(size=32)
+    maker = Maker()
+    maker.node("MatMul", "x", maker.constant(weights))
+    maker.nodes[-1].output[0] = "y"
+    model = maker.model([("x", [1, INPUTS])], [("y", [1, 64])])
+    program = graph.read(model.SerializeToString(), Arithmetic())
+    low, high = np.zeros((2, 1, INPUTS))
+    low[:, FREE], high[:, FREE] = 1, 1.001
+    facts = Facts(Arithmetic(), program, low, high).derive()
+    one = 1 + 0.3 * random.normal(size=(40, 32))
+    rows = np.concatenate([one, one], axis=1)
+    found = lower_bounds(facts, np.zeros(40, int), lambda some: starts(program, rows[some]), {})
+    to_rational = np.frompyfunc(rigor_exact.exact, 1, 1)
+    truths = to_rational(rows) @ to_rational(weights.astype(float).T)
+    for truth, bound in zip(truths, found, strict=True):
+        assert rigor_exact.exact(bound) <= _least(truth, low[0], high[0])
+
+
 def _network(random):
     """(model, the same as a chain of two free inputs on one box): relu, INPUTS - 5 - 4 - 2."""
     sizes, maker, value, layers = (INPUTS, 5, 4, 2), Maker(), "x", []
