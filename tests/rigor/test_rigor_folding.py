@@ -3,6 +3,8 @@
 The truth is that of linear functions over boxes, and of relu networks of two inputs, in rationals.
 """
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -65,7 +67,7 @@ def test_linear_functions_of_few_free_inputs(seed, exact):
     of = np.array([0, 1, 2, 0, 1, 2])
     start = {k: Arithmetic(exact).array(x) for k, x in starts(program, rows).items()}
     found = lower_bounds(facts, of, lambda some: {k: x[some] for k, x in start.items()}, {})
-    to_rational = np.frompyfunc(rigor_exact.exact, 1, 1)
+    to_rational: Any = np.frompyfunc(rigor_exact.exact, 1, 1)
     ra, rb, rm, rr = (to_rational(np.asarray(x, float)) for x in (a, b, m.reshape(-1), rows))
     for row, box, bound in zip(rr, of, found, strict=True):
         g = (ra + rb) @ row[:3]
@@ -92,7 +94,7 @@ def test_products_with_cotangents_are_charged(seed):
     one = 1 + 0.3 * random.normal(size=(40, 32))
     rows = np.concatenate([one, one], axis=1)
     found = lower_bounds(facts, np.zeros(40, int), lambda some: starts(program, rows[some]), {})
-    to_rational = np.frompyfunc(rigor_exact.exact, 1, 1)
+    to_rational: Any = np.frompyfunc(rigor_exact.exact, 1, 1)
     truths = to_rational(rows) @ to_rational(weights.astype(float).T)
     for truth, bound in zip(truths, found, strict=True):
         assert rigor_exact.exact(bound) <= _least(truth, low[0], high[0])

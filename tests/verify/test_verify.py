@@ -250,8 +250,9 @@ def test_bounds_that_are_not_finite_prove_nothing(bad, monkeypatch):
     from stagecert import networks
     from stagecert.networks.bounding.stepwise import Passes
     from stagecert.verify import splitting
+    from stagecert.verify.checked import CheckedPasses
 
-    real_bound, real_passes = networks.bound, Passes.bound
+    real_bound, real_passes, checked_passes = networks.bound, Passes.bound, CheckedPasses.bound
 
     def broken_bound(*arguments, **options):
         found = real_bound(*arguments, **options | {"method": "ibp", "intermediate": "ibp"})
@@ -261,12 +262,21 @@ def test_bounds_that_are_not_finite_prove_nothing(bad, monkeypatch):
         found = real_passes(*arguments)
         return replace(found, bound=np.full_like(found.bound, bad))
 
+    def broken_checked_passes(*arguments):
+        found = checked_passes(*arguments)
+        return replace(found, bound=np.full_like(found.bound, bad))
+
     monkeypatch.setattr(networks, "bound", broken_bound)
     monkeypatch.setattr(Passes, "bound", broken_passes)
+    monkeypatch.setattr(CheckedPasses, "bound", broken_checked_passes)
     # The checker's own bounds would decide this.
     monkeypatch.setattr(Verification, "_refute_whole_boxes", lambda self: None)
     model, text = dense(random_layers(0)), vnnlib(LOW, HIGH, "(<= Y_0 -1000)", 3)
     assert verify(model, text, 2).answer in ("unknown", "timeout")
+    with monkeypatch.context() as compiled:
+        compiled.setattr(splitting, "CHECKED_BOXES", 0)
+        compiled.setattr(splitting, "MOSTLY_FIXED", 0)
+        assert verify(model, text, 2).answer in ("unknown", "timeout")
     monkeypatch.setattr(splitting, "LARGEST_DIMENSION", 0)
     monkeypatch.setattr(Complete, "_bounds", lambda self, facts, rows: np.full(len(rows), bad))
     (case,) = verify(model, text, 60).cases
