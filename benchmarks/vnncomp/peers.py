@@ -183,7 +183,7 @@ def ask(command: Command, one: Instance, seconds: float) -> dict:
             "seconds": round(spent, 2),
             "wrong": {answer, one.expected} == {"sat", "unsat"},
             **({} if accepted is None else {"accepted": accepted}),
-            **({} if answer != "none" else {"says": text[-300:]}),
+            **({} if answer != "none" else {"says": " ".join(text.splitlines()[-1:])[-200:]}),
         }
 
 
