@@ -8,7 +8,7 @@ it reads the model with code of its own.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,16 @@ import numpy as np
 
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.verify.branches import Branches
+from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.certificates import Arrays, CaseProof, Cuts, Leaf, Proof, Slopes, packed
+from stagecert.verify.grafts import Graft, Grafter
 from stagecert.verify.models import OpenModel
 from stagecert.verify.planes import Proven
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, groups_of
 from stagecert.verify.slopes import SlopeSearch, Tightener
 from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
+from stagecert.verify.tightening import slopes_of
 from stagecert_check import joining
 from stagecert_check.bounds import Facts
 from stagecert_check.certificate import Certificate
@@ -273,12 +275,75 @@ class _Prover:
             found[tree.case] = pruned(
                 self.checker, tree, lambda end=end: time.monotonic() > end or self._stop()
             )
+        for tree in self._grafted():
+            self.say(f"certificate: {tree.leaves} leaves of case {tree.case + 1} to check")
+            now = tried(self.checker, tree, lambda *_: self.look_at_the_clock())
+            if not np.all(now.refuted):
+                left = int(np.sum(~now.refuted))
+                raise Rejected(f"{left} leaves of boxes are not refuted; {now.short:g} are missing")
+            found[tree.case] = tree
         if open_:
             raise Rejected(
                 f"{sum(map(len, open_.values()))} leaves of trees are not refuted; "
                 f"{short:g} are missing",
                 open_,
             )
+        return found
+
+    def _grafted(self) -> Iterator[Branches]:
+        """The trees of cases for which neurons were split on some boxes."""
+        tree = self.found.tree
+        if tree is None or not tree.grafts:
+            return
+        grafter = Grafter(self.checker.program)
+        for g, c in sorted({(tree.group[node], c) for node, c in tree.grafts}):
+            yield self._joined(tree, grafter, g, c)
+
+    def _joined(self, tree: Tree, grafter: Grafter, g: int, c: int) -> Branches:
+        """The boxes of a case with the trees on them: one tree."""
+        group, form = self.groups[g], grafter.form
+        case = group.numbers[c]
+        ends = np.array(group.inputs.lower64, float), np.array(group.inputs.upper64, float)
+        root, inputs = _Part(case, g, *ends, []), ends[0].size
+        closed = {node: row for node, k, row, *_ in tree.closed if k == c}
+        axes, cuts, forces, multipliers, below = [], [], [], [], []
+        stack = [tree.group.index(g)]
+        while stack:
+            node = stack.pop()
+            if (node, c) in tree.grafts:
+                graft = tree.grafts[node, c]
+                split = graft.neurons != LEAF
+                axes.append(np.where(split, inputs + graft.neurons, LEAF))
+                cuts.append(graft.cuts)
+                forces.append(graft.forces)
+                multipliers.append(self._of_graft(root, group, graft, c))
+                below.append(graft.below.astype(np.float16))
+            elif node in closed:
+                weights = {closed[node]: 1.0}
+                if (node, c) in tree.mixed:
+                    mixed = tree.mixed[node, c][: len(group.rows)]
+                    weights = {int(k): float(mixed[k]) for k in np.flatnonzero(mixed)}
+                axes.append([LEAF])
+                cuts.append([0.0])
+                multipliers.append([self._multipliers(root, weights)])
+                below.append(grafter.slopes(tree.below[node])[None])
+            else:
+                axes.append([tree.axis[node]])
+                cuts.append([tree.cut[node]])
+                stack += [tree.children[node] + 1, tree.children[node]]
+        slopes = np.concatenate(below)
+        return Branches(
+            case, np.concatenate(axes), np.concatenate(cuts), np.concatenate(multipliers),
+            np.concatenate([np.zeros(0), *forces]),
+            tuple(slopes_of(layer, slopes, slopes) for layer in form.layers.values()),
+        )  # fmt: skip
+
+    def _of_graft(self, root: _Part, group: Group, graft: Graft, c: int) -> np.ndarray:
+        """Multipliers (leaves, rows) of the case's own rows."""
+        found = np.array([self._multipliers(root, {})] * len(graft.weights))
+        own = self._own_places[root.case][0]
+        for weights, place in zip(graft.weights.T, group.places[c].tolist(), strict=True):
+            found[:, own[place]] = weights * float(group.scaled[place].scale)
         return found
 
     @staticmethod

@@ -16,6 +16,7 @@ from stagecert.networks.regions import regions_of
 from stagecert.powers import power_below
 from stagecert.problem import as_arrays
 from stagecert.verify.checked import CheckedPasses
+from stagecert.verify.grafts import Graft, Grafter
 from stagecert.verify.mixing import mix
 from stagecert.verify.queries import Group, for_users, shaped
 from stagecert_check.checker import Checker
@@ -28,7 +29,7 @@ BATCH = 256
 FEW = 8
 # So many boxes are bounded by the checker's passes, which need no compilation. After these,
 # compiled passes are faster by more than compiling takes, unless most inputs are fixed: these the
-# checker leaves out.
+# checker leaves out; or trees of splits of neurons are grown on boxes, which need its facts.
 CHECKED_BOXES, MOSTLY_FIXED = 2**15, 0.25
 # Neurons times boxes that cost next to nothing.
 CHEAP_NUMBERS = 100_000
@@ -46,6 +47,8 @@ class Tree:
     below the cut, the second one above. `closed` holds (node, case, row, bound), with the case's
     and the row's places in their group. A case that is closed on a node is closed below it too.
     Where no row does it alone, `mixed` has weights for all rows of the group, by (node, case).
+    What trees of splits of neurons have closed is in `grafts` instead, by (node, case). Where there
+    may be such trees, `below` has the default slopes on nodes that rows have closed, as bits.
     """
 
     group: list[int] = field(default_factory=list)
@@ -54,6 +57,8 @@ class Tree:
     cut: dict[int, float] = field(default_factory=dict)
     closed: list[tuple[int, int, int, float]] = field(default_factory=list)
     mixed: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    grafts: dict[tuple[int, int], Graft] = field(default_factory=dict)
+    below: dict[int, np.ndarray] = field(default_factory=dict)
 
     def add(self, group: int) -> int:
         """A new node."""
@@ -120,6 +125,9 @@ class Splitter:
             checker: bounds boxes by its own passes, where that is faster than compiled ones.
         """
         self.network, self.groups, self.checker = network, groups, checker
+        # What they find is single precision's word: they are for those who have it checked.
+        grafts = keep and checker is not None and Grafter.able(checker.program)
+        self.grafter = Grafter(checker.program) if grafts and checker is not None else None
         lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
         upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
         self.base = lower, upper
@@ -212,6 +220,11 @@ class Splitter:
         if self.tree is not None:
             for b, c in np.argwhere(found.refuted):
                 node, row = int(boxes.node[b]), int(found.best[b, c])
+                if (b, c) in found.grafts:
+                    self.tree.grafts[node, int(c)] = found.grafts[b, c]
+                    continue
+                if found.below is not None:
+                    self.tree.below[node] = found.below[b]
                 self.tree.closed.append((node, int(c), row, float(found.bound[b, row])))
                 if (b, c) in found.weights:
                     self.tree.mixed[node, int(c)] = found.weights[b, c]
@@ -274,11 +287,33 @@ class Splitter:
             violation = self._violation(g, points)
         part = boxes[np.arange(count)]
         ends = lower[:count], upper[:count]
-        return self._judged(part, bound, coefficients, minimisers, points, violation, ends)
+        found = self._judged(part, bound, coefficients, minimisers, points, violation, ends)
+        if self.grafter is not None and isinstance(passes, CheckedPasses):
+            self._graft(self.grafter, part, passes, found, stop)
+        return found
+
+    def _graft(
+        self, grafter: Grafter, boxes: Boxes, passes: CheckedPasses, found: "Found", stop
+    ) -> None:
+        """Tries splits of neurons on boxes that are open, and notes what they refute."""
+        known = grafter.boxes(passes)
+        found.below = grafter.default(known)
+        left = boxes.open & ~found.refuted & grafter.promising(known)[:, None]
+        places = np.argwhere(left)
+        wanted = []
+        for b, c in places:
+            g = boxes.group[b]
+            rows = self.places[g, c][self.used[g, c]]
+            wanted.append((int(b), self.matrix[g, rows], self.limits[g, rows]))
+        for k, graft in (grafter.grown(known, wanted, stop) if wanted else {}).items():
+            b, c = places[k]
+            found.grafts[int(b), int(c)] = graft
+            found.refuted[b, c], found.margin[b, c] = True, 0.0
 
     def _passes(self, lower, upper, count: int, stop) -> Passes | CheckedPasses:
         fixed = len(self.free) <= MOSTLY_FIXED * lower.shape[1]
-        if self.checker is not None and (fixed or self.seen < CHECKED_BOXES):
+        more = fixed or self.grafter is not None
+        if self.checker is not None and (more or self.seen < CHECKED_BOXES):
             try:
                 return CheckedPasses(self.checker, lower[:count], upper[:count], stop)
             except Refused:
@@ -413,6 +448,8 @@ class Found:
         best: (boxes, cases), the row that is nearest to refuting the case, or does.
         weights: of the rows, for (box, case) that only several rows refute together.
         margin: (boxes, cases), in the units of the property: the violation is at least this.
+        grafts: the trees of splits of neurons that refute (box, case).
+        below: the checker's slopes, as bits, where there may be such trees.
     """
 
     bound: np.ndarray
@@ -423,6 +460,8 @@ class Found:
     best: np.ndarray
     weights: dict[tuple[int, int], np.ndarray]
     margin: np.ndarray
+    grafts: dict[tuple[int, int], Graft] = field(default_factory=dict)
+    below: np.ndarray | None = None
 
 
 def divisible(lower, upper) -> np.ndarray:
