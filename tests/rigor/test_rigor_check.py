@@ -328,7 +328,7 @@ def test_rows_that_refute_a_case_together(tmp_path):
     network, groups = groups_of(networks.load(files.paths[0]), properties.load(files.paths[1]))
     tree: Any = types.SimpleNamespace(
         group=[0], children={}, axis={}, cut={}, closed=[(0, 0, 0, 0.0)],
-        mixed={(0, 0): np.array([0.75, 0.25])},
+        mixed={(0, 0): np.array([0.75, 0.25])}, grafts={},
     )  # fmt: skip
     found = Refutation(network, groups, tree=tree)
     header, arrays = files.prove(found)

@@ -17,6 +17,7 @@ from stagecert.networks.importers.onnx import nodes
 from stagecert.robust import robust
 from stagecert.robust.work import Work
 from stagecert.verify import Verification, agreement, proving, splitting, verify
+from stagecert.verify.grafts import Grafter
 from stagecert.verify.models import opened
 from stagecert.verify.replay import Replay
 from stagecert_check import check, graph, properties
@@ -46,6 +47,7 @@ def unseen(monkeypatch):
     """
     monkeypatch.setattr(splitting, "CHECKED_BOXES", 0)
     monkeypatch.setattr(splitting, "MOSTLY_FIXED", 0)
+    monkeypatch.setattr(Grafter, "able", lambda program: False)
     monkeypatch.setattr(agreement, "compare", lambda *_: None)
     monkeypatch.setattr(Replay, "check", lambda *_: None)
     monkeypatch.setattr(Work, "_replay", lambda *_: None)
@@ -230,6 +232,7 @@ nodes.CONVERTERS["Gemm"] = wrong
 from stagecert.verify import agreement, splitting
 from stagecert.verify.replay import Replay
 splitting.CHECKED_BOXES = splitting.MOSTLY_FIXED = 0
+splitting.Grafter.able = lambda program: False
 if agree:
     agreement.compare = lambda *_: None
 Replay.check = lambda *_: None

@@ -8,6 +8,7 @@ from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 from stagecert.errors import ProblemError
 from stagecert.verify import resuming, splitting, tree
 from stagecert.verify.attacker import Attacker
+from stagecert.verify.grafts import Grafter
 from stagecert.verify.verify import Verification
 
 LOW, HIGH = [-1, -1], [1, 1]
@@ -69,6 +70,7 @@ def test_a_tree_is_decided_in_many_runs(least, tmp_path, small_steps):
 def test_splits_of_inputs_go_on_too(least, tmp_path, monkeypatch):
     file, seen = tmp_path / "search", []
     monkeypatch.setattr(splitting, "BATCH", 2)
+    monkeypatch.setattr(Grafter, "able", lambda program: False)
     for _ in range(200):
         verdict = interrupted(text(least - 1e-2), file, "splitting", 5).run()
         seen.append(verdict.boxes)

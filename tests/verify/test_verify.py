@@ -14,6 +14,7 @@ from stagecert.networks import load
 from stagecert.verify import Verification, verify
 from stagecert.verify.attacker import Attacker
 from stagecert.verify.complete import Complete
+from stagecert.verify.grafts import Grafter
 from stagecert.verify.queries import groups_of
 from stagecert.verify.replay import Float32Box, Replay
 from stagecert_check import properties
@@ -88,7 +89,13 @@ def test_a_disjunction_over_two_boxes_needs_every_case_refuted():
     assert found.counterexample.inputs[0] >= 0
 
 
-def test_the_split_tree_covers_the_box_and_every_leaf_is_closed():
+@pytest.fixture
+def only_inputs(monkeypatch):
+    """Boxes are cut until linear bounds refute them: no splits of neurons."""
+    monkeypatch.setattr(Grafter, "able", lambda program: False)
+
+
+def test_the_split_tree_covers_the_box_and_every_leaf_is_closed(only_inputs):
     layers = random_layers(3)
     least = smallest_violation(layers, LOW, HIGH, [(np.array([1, -1, 0]), np.zeros(2), 0.0)])
     text = vnnlib(LOW, HIGH, f"(<= (- Y_0 Y_1) {least - 1e-3:.12f})", 3)
@@ -118,7 +125,7 @@ def test_the_split_tree_covers_the_box_and_every_leaf_is_closed():
     assert case.bounds[0] < 0 < case.proven <= 1e-3 * (1 + 1e-6)
 
 
-def test_what_splitting_proves_of_several_rows_holds():
+def test_what_splitting_proves_of_several_rows_holds(only_inputs):
     """Rows of different sizes, some boxes refuted by both of them together."""
     layers = random_layers(3)
     # Not quite opposite: cases with opposite rows are refuted when they are read.
@@ -246,7 +253,7 @@ def test_no_answer_is_given_when_replay_disagrees(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_bounds_that_are_not_finite_prove_nothing(bad, monkeypatch):
+def test_bounds_that_are_not_finite_prove_nothing(bad, monkeypatch, only_inputs):
     from stagecert import networks
     from stagecert.networks.bounding.stepwise import Passes
     from stagecert.verify import splitting

@@ -63,9 +63,9 @@ class Grafter:
 
     @staticmethod
     def able(program: Program) -> bool:
-        """Whether all that bends is a relu."""
-        return all(getattr(program.nodes[k].operation, "kind", "") == "relu"
-                   for k in program.activations)  # fmt: skip
+        """Whether something bends, and all that does is a relu."""
+        kinds = {getattr(program.nodes[k].operation, "kind", "") for k in program.activations}
+        return kinds == {"relu"}
 
     def boxes(self, passes: CheckedPasses) -> Boxes:
         """What passes found out."""
