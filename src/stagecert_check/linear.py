@@ -73,12 +73,12 @@ class Move(Linear):
     def forward(self, xs: Sequence[np.ndarray], absolute: bool = False) -> np.ndarray:
         rows = len(xs[0])
         flat = [x.reshape(rows, -1) for x in xs]
-        flat.append(np.zeros((rows, 1), flat[0].dtype))  # index -1 is this column
+        flat.append(np.zeros((rows, 1), flat[0].dtype, like=flat[0]))  # index -1 is this column
         return np.concatenate(flat, axis=1)[:, self.index]
 
     def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         rows, sizes = len(g), [math.prod(shape) for shape in shapes]
-        whole = np.zeros((rows, sum(sizes)), g.dtype)
+        whole = np.zeros((rows, sum(sizes)), g.dtype, like=g)
         sorted_g = g.reshape(rows, -1)[:, self.places]
         if self.copies:
             whole[:, self.read] = sorted_g.reshape(rows, self.copies, -1).sum(axis=1)
@@ -228,7 +228,7 @@ class Conv(Linear):
         # The axis N is counted with the rows.
         x = xs[0].reshape(-1, *xs[0].shape[2:])
         rows, channels, *space = x.shape
-        padded = np.zeros((rows, channels, *self._padded(space)), x.dtype)
+        padded = np.zeros((rows, channels, *self._padded(space)), x.dtype, like=x)
         inside = tuple(slice(b, b + n) for b, n in zip(self.before, space, strict=True))
         padded[(slice(None), slice(None), *inside)] = x
         total: Any = 0
@@ -241,7 +241,7 @@ class Conv(Linear):
     def transposed(self, g: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         rows, (_, channels, *space) = g.shape[0] * g.shape[1], shapes[0]
         g = g.reshape(rows, self.groups, self.weights.shape[0] // self.groups, -1)
-        padded = np.zeros((rows, channels, *self._padded(space)), g.dtype)
+        padded = np.zeros((rows, channels, *self._padded(space)), g.dtype, like=g)
         if self._tiles():
             self._lay(padded, g)
         else:

@@ -1,6 +1,7 @@
 """Searches that are interrupted go on from a file, which is never trusted."""
 
 import zipfile
+from dataclasses import replace
 
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
@@ -31,7 +32,7 @@ def small_steps(monkeypatch):
     import sys
 
     monkeypatch.setattr(splitting, "LARGEST_DIMENSION", 0)
-    monkeypatch.setattr(tree, "LANES", 2)
+    monkeypatch.setattr(tree, "HERE", replace(tree.HERE, lanes=2))
     monkeypatch.setattr(sys.modules["stagecert.verify.verify"], "FIRST_TREE_STEPS", 1)
 
 

@@ -1,5 +1,7 @@
 """The search through splits of neurons: against enumeration, gridding, and the checker."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -364,7 +366,7 @@ def test_nodes_with_open_maxima_are_no_linear_programs():
 def test_what_linear_programs_refute_has_the_slopes_of_its_pieces(monkeypatch):
     # Hardly any ascent: slopes are then those of the root unless a linear program brings its own.
     monkeypatch.setattr(tree_, "ROOT_STEPS", 1)
-    monkeypatch.setattr(tree_, "NODE_STEPS", 1)
+    monkeypatch.setattr(tree_, "HERE", replace(tree_.HERE, steps=1))
     real, refuted = tree_.Tree._solve, 0
 
     def watched(self, found, k):
@@ -424,7 +426,7 @@ def test_a_search_goes_on_from_a_file_with_its_stations(tmp_path, monkeypatch):
 def test_slopes_where_clips_are_linear_are_those_of_the_checker(monkeypatch):
     # Other lines there may be better for a bound, but the checker does not take them.
     monkeypatch.setattr(tree_, "ROOT_STEPS", 1)
-    monkeypatch.setattr(tree_, "NODE_STEPS", 1)
+    monkeypatch.setattr(tree_, "HERE", replace(tree_.HERE, steps=1))
     layers = [(2 * w, b) for w, b in random_layers(2, (2, 4, 3, 1))]
     model = dense(layers)
     for node in model.graph.node:

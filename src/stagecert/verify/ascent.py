@@ -9,6 +9,7 @@ import numpy as np
 
 from stagecert.verify.choosing import scores_of, values_at
 from stagecert.verify.curves import convex
+from stagecert.verify.gpu import fetched, sent
 from stagecert.verify.nodes import (
     Aim,
     Form,
@@ -67,12 +68,16 @@ def ascend(
 
     `fresh` says that slopes are defaults, which are far from the best ones.
     """
+    if form.there is not None:
+        there = form.there
+        lanes, goal, aim = sent(there, (lanes, goal, aim))
+        return fetched(ascend(there, lanes, steps, goal, aim, fresh))
     count = len(lanes)
-    best = lanes[np.arange(count)]
-    bound = np.full(count, -np.inf, np.float32)
-    points = np.zeros(lanes.box[0].shape, np.float32)
-    scores = np.zeros(lanes.low.shape, np.float32)
-    going, work = np.arange(count), lanes[np.arange(count)]
+    every = np.arange(count, like=form.like)
+    best, going, work = lanes[every], every, lanes[every]
+    bound = np.full(count, -np.inf, np.float32, like=form.like)
+    points = np.zeros(lanes.box[0].shape, np.float32, like=form.like)
+    scores = np.zeros(lanes.low.shape, np.float32, like=form.like)
     lines = lines_of(form, work)
     if form.curved:
         work.below, work.above = lines.below.copy(), lines.above.copy()
@@ -114,8 +119,8 @@ class _Memory:
 
     def __init__(self, lanes: Lanes):
         self.lane, self.neuron = np.nonzero(lanes.held)
-        self.force = np.zeros((2, len(self.lane)), np.float32)
-        self.slope = np.zeros((2, *lanes.below.shape), np.float32)
+        self.force = np.zeros((2, len(self.lane)), np.float32, like=lanes.below)
+        self.slope = np.zeros((2, *lanes.below.shape), np.float32, like=lanes.below)
 
     def kept(self, some: np.ndarray) -> "_Memory":
         new = copy.copy(self)

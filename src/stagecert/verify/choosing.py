@@ -3,6 +3,7 @@
 import numpy as np
 
 from stagecert.verify.curves import convex
+from stagecert.verify.gpu import fetched, sent
 from stagecert.verify.nodes import Form, Lanes, Layer, Lines, Pass, back, lines_of, set_lines
 from stagecert_check.functions import Activation
 
@@ -61,7 +62,7 @@ def kinks_of(function: Activation) -> tuple[tuple[float, ...], bool]:
 
 def scores_of(form: Form, lanes: Lanes, lines: Lines, found: Pass) -> np.ndarray:
     """(lanes, neurons): how far the used lines are from the activation where it would be split."""
-    scores = np.zeros(lanes.low.shape, np.float32)
+    scores = np.zeros(lanes.low.shape, np.float32, like=form.like)
     cuts = split_points(form, lanes.low, lanes.high) if form.curved else None
     for index, layer in form.layers.items():
         if index not in found.blocks or layer.maximum:
@@ -105,13 +106,16 @@ def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
 
     By one pass back each, with the slopes and forces that there are.
     """
-    found = np.empty((*picks.shape, 2), np.float32)
+    if form.there is not None:
+        there = form.there
+        return fetched(parts_bounds(there, *sent(there, (lanes, picks))))
+    found = np.empty((*picks.shape, 2), np.float32, like=form.like)
     cuts, lines = split_points(form, lanes.low, lanes.high), lines_of(form, lanes)
-    at, layers = np.arange(len(lanes)), list(form.layers.values())
+    at, layers = np.arange(len(lanes), like=form.like), list(form.layers.values())
     for k in range(picks.shape[1]):
         pick = picks[:, k]
         # Lines of other layers stay: what is split is an interval of these.
-        split = [layers[j] for j in np.unique(form.of_neuron[pick])]
+        split = [layers[j] for j in np.unique(form.of_neuron[pick]).tolist()]
         for side, ends in enumerate((lanes.high, lanes.low)):
             old = ends[at, pick]
             ends[at, pick] = cuts[at, pick]

@@ -153,7 +153,8 @@ class Complete:
             if np.sum(mine) < layer.some.stop - layer.some.start:
                 kept[index] = self.kept[mine] - layer.some.start
         program = narrow_program(self.program, kept)
-        vars(tree).update(program=program, form=Form(program), keep=self.keep, stop=stop)
+        vars(tree).update(program=program, keep=self.keep, stop=stop)
+        tree.settle(Form(program))
         return tree
 
     def _root(self, g: int, c: int) -> Root:

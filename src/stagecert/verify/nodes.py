@@ -9,7 +9,8 @@ these should change. A few such steps make the bound better.
 
 Nothing here is a proof: the checker evaluates what is found. So the passes go through the checker's
 own reading of the model. They are written in NumPy: most properties need some hundred nodes, which
-take less time than compiling would.
+take less time than compiling would. Arrays on a GPU go through the same lines (`gpu`): NumPy's
+functions leave them to the library whose arrays they are.
 """
 
 import math
@@ -23,6 +24,10 @@ from stagecert.verify.curves import convex
 from stagecert_check.functions import Activation, Maximum, Product
 from stagecert_check.graph import Program, Shift
 from stagecert_check.linear import Conv
+
+# Numbers in an array of many lanes: so many that arrays of a pass fit into a processor's caches;
+# on a GPU, so that a pass takes longer than to start it.
+LANE_NUMBERS, LANE_NUMBERS_THERE = 100_000, 2**25
 
 
 @dataclass(eq=False)
@@ -64,6 +69,13 @@ class Form:
         self.dear = any(isinstance(node.operation, Conv) for node in program.nodes)
         ends = [layer.some.stop for layer in self.layers.values()]
         self.of_neuron = np.searchsorted(ends, np.arange(begin), side="right")
+        self.like = np.empty(0)  # what new arrays are like
+        self.there: Form | None = None  # the same on a GPU, where nodes are bounded then
+
+    def lanes_at_once(self, inputs: int) -> int:
+        """How many lanes to bound together, for a network with so many inputs."""
+        numbers = LANE_NUMBERS if self.there is None else LANE_NUMBERS_THERE
+        return max(numbers // max(self.neurons, inputs, 1), 16)
 
     def joined(self, per_layer) -> np.ndarray:
         """Arrays (lanes, *shape) of all layers, side by side."""
@@ -172,7 +184,7 @@ def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:
 
 def lines_of(form: Form, lanes: Lanes) -> Lines:
     """The lines with the lanes' slopes on the lanes' intervals."""
-    nothing = np.zeros(lanes.below.shape, np.float32)
+    nothing = np.zeros(lanes.below.shape, np.float32, like=form.like)
     lines = Lines(lanes.below.copy(), nothing, lanes.above.copy(), nothing.copy())
     for layer in form.layers.values():
         set_lines(layer, lanes, lines)
@@ -247,8 +259,8 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
         send(index, row[:, begin : begin + size].reshape(-1, *nodes[index].shape))
         begin += size
     if aim is not None:
-        start = np.zeros((count, form.sizes[aim.node]), np.float32)
-        start[np.arange(count), aim.entries] = aim.sides
+        start = np.zeros((count, form.sizes[aim.node]), np.float32, like=form.like)
+        start[np.arange(count, like=form.like), aim.entries] = aim.sides
         send(aim.node, start.reshape(-1, *nodes[aim.node].shape))
     # Where forces pull: at a neuron's upper end if positive, else at its lower one.
     lane, neuron = np.nonzero(lanes.force)
@@ -256,12 +268,12 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
     end = np.where(force > 0, lanes.high[lane, neuron], lanes.low[lane, neuron])
     bound -= np.bincount(lane, force * end, count).astype(np.float32)
     blocks: dict[int, np.ndarray] = {}
-    units = np.zeros((count, len(form.layers)), np.float32)
+    units = np.zeros((count, len(form.layers)), np.float32, like=form.like)
     order = {index: k for k, index in enumerate(form.layers)}
     # An argument may be held even if nothing else needs it.
     held = np.flatnonzero(lanes.held.any(axis=0))
-    for index in {list(form.layers)[k] for k in np.unique(form.of_neuron[held])}:
-        send(index, np.zeros((count, *nodes[index].shape), np.float32))
+    for index in {list(form.layers)[k] for k in np.unique(form.of_neuron[held]).tolist()}:
+        send(index, np.zeros((count, *nodes[index].shape), np.float32, like=form.like))
     for index in range(len(nodes) - 1, -1, -1):
         if index not in reached or index in form.inputs:
             continue
@@ -290,7 +302,8 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
             for k, part in zip(node.arguments, node.operation.transposed(g, shapes), strict=True):
                 send(k, part)
     c = form.joined([
-        reached[k] if k in reached else np.zeros((count, *nodes[k].shape), np.float32)
+        reached[k] if k in reached
+        else np.zeros((count, *nodes[k].shape), np.float32, like=form.like)
         for k in form.inputs
     ])  # fmt: skip
     point = np.where(c > 0, *lanes.box)
@@ -327,7 +340,9 @@ def forth(
             arguments.append(at)
             part = lines[:, layer.some]
             g = found.blocks.get(index)
-            g = np.zeros((count, 1), np.float32) if g is None else g.reshape(count, -1)
+            if g is None:
+                g = np.zeros((count, 1), np.float32, like=form.like)
+            g = g.reshape(count, -1)
             if layer.joint:
                 g = np.repeat(g, layer.shape[-1], axis=1) if g.shape[1] > 1 else g
             up = g > 0

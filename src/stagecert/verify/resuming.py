@@ -26,7 +26,7 @@ _MADE_ANEW = {
     "Complete": {
         "checker", "program", "groups", "memory", "keep", "form", "_plain", "_narrow", "_written",
     },
-    "Tree": {"program", "form", "keep", "stop"},
+    "Tree": {"program", "form", "keep", "stop", "pace"},
     "Splitter": {
         "network", "groups", "base", "free", "parts", "double", "batch", "points", "sizes", "lanes",
         "matrix", "limits", "goals", "strict", "units", "places", "used", "most", "checker",

@@ -14,7 +14,6 @@ from stagecert.verify.ascent import ascend
 from stagecert.verify.nodes import Aim, Form, Lanes, default_slopes
 
 STEPS, FIRST_STEPS = 2, 6  # of ascent, on each end: after those of the node above, or without
-NUMBERS = 100_000  # in an array of slopes that are searched for at a time
 WORTH = 1e-3  # of an interval's width: smaller gains are not kept
 ROUNDING = 4e-6  # single precision is off by less than this share of an interval's size
 
@@ -122,7 +121,7 @@ def _tightened(
             held[k, neuron] |= (1 if is_above else 2) if neuron < some.start else 0
     index = list(form.layers)[place]
     aim = Aim(form.nodes[index].arguments[0], entries, sides)
-    at_once, bounds = max(NUMBERS // max(form.neurons, len(box[0])), 16), []
+    at_once, bounds = form.lanes_at_once(len(box[0])), []
     for begin in range(0, len(of), at_once):
         if stop():
             return False

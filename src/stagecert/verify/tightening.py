@@ -6,6 +6,7 @@ import numpy as np
 
 from stagecert.verify.ascent import ascend
 from stagecert.verify.certificates import Arrays, Rows
+from stagecert.verify.gpu import placed
 from stagecert.verify.lemmas import Prover, spelt
 from stagecert.verify.nodes import Aim, Form, Lanes, Layer, default_slopes
 from stagecert.verify.stations import Station
@@ -15,7 +16,6 @@ from stagecert_check.checker import Checker
 from stagecert_check.narrowing import Narrow
 
 STEPS = 8  # of ascent, on each end of each interval
-NUMBERS = 100_000  # in an array of slopes that are searched for at a time
 WORTH = 1e-3  # of an interval's width: smaller gains are not kept
 
 
@@ -31,6 +31,7 @@ class Tightener:
     """
 
     def __init__(self, checker: Checker, form: Form, low, high, stop):
+        placed(form)
         self.checker, self.form, self.stop = checker, form, stop
         self.ends = low.astype(np.float32), high.astype(np.float32)
         self.boxes: list[Rows | None] = []
@@ -111,7 +112,7 @@ class Tightener:
         )
         low, high = low.astype(np.float32), high.astype(np.float32)
         below, above = default_slopes(form, low, high)
-        at_once = max(NUMBERS // max(form.neurons, self.ends[0].size), 16)
+        at_once = form.lanes_at_once(self.ends[0].size)
         found: list[tuple] = []
         for begin in range(0, len(entries), at_once):
             if self.stop():

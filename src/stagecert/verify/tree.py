@@ -9,22 +9,38 @@ import numpy as np
 from stagecert.verify.ascent import Found, ascend
 from stagecert.verify.choosing import parts_bounds, split_points, undecided_maxima
 from stagecert.verify.corners import solve
+from stagecert.verify.gpu import placed
 from stagecert.verify.nodes import Form, Lanes, default_slopes
 from stagecert.verify.stations import STEPS, Station, parts_of
 from stagecert_check.graph import Program
 
-# Lanes at a time: so many that the arrays of all fit into the caches, but not more than this.
-LANES, LANE_NUMBERS = 512, 100_000
-# Steps of ascent on a root, on another node, and one more for so many splits of it.
-ROOT_STEPS, NODE_STEPS, MORE_STEPS_EVERY = 30, 6, 12
+# Steps of ascent on a root, and one more on other nodes for so many splits of them.
+ROOT_STEPS, MORE_STEPS_EVERY = 30, 12
 # Steps on the nodes of a new station: slopes and forces are those of the one before.
 STATION_STEPS = 12
-# Neurons whose split is tried before one is chosen.
-TRIED = 3
 # So many steps of passes back cost what a node does; stations that are split at a time.
 STEPS_A_NODE, STATIONS_AT_ONCE = 10, 16
 # Neurons whose split of a station is tried, and steps on the nodes of its parts then.
 TRIED_AT_STATIONS, TRIAL_STEPS = 6, 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much is done at a time.
+
+    Attributes:
+        lanes: nodes, at most.
+        steps: of ascent on a node that is no root.
+        tried: neurons whose split is tried before one is chosen.
+    """
+
+    lanes: int
+    steps: int
+    tried: int
+
+
+# On a GPU steps cost next to nothing, and every leaf has to be checked on a processor.
+HERE, THERE = Pace(512, 6, 3), Pace(4096, 16, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +163,11 @@ class Tree:
             keep: whether what refutes leaves is kept.
             patience: nodes of a root after which it is given up; then there are no stations.
         """
-        self.program, self.form, self.roots, self.keep = program, form, roots, keep
+        self.program, self.roots, self.keep = program, roots, keep
+        self.settle(form)
         self.patience, self.nodes_of = patience, np.zeros(len(roots), int)
         self.lost = np.zeros(len(roots), bool)
         n, width = form.neurons, max(len(root.rows) for root in roots)
-        size = max(n, len(roots[0].box[0]), 1)
-        self.batch = int(np.clip(LANE_NUMBERS // size, 16, LANES))
         self.above = n if form.curved else 0
         self.stack = Grown(
             root=((), np.int32), node=((), np.int64), depth=((), np.int32),
@@ -186,6 +201,12 @@ class Tree:
         # What passes of stations may take, and what those of a split of a station do at a time.
         self._spare = 0.5 * memory * 2**30
         self._bytes_a_node = 12 * n * STEPS_A_NODE / STEPS
+
+    def settle(self, form: Form) -> None:
+        """Works with a form from now on, on a GPU if there is one."""
+        placed(form)
+        self.form, self.pace = form, HERE if form.there is None else THERE
+        self.batch = min(form.lanes_at_once(len(self.roots[0].box[0])), self.pace.lanes)
 
     def _plant(self, known) -> Plot:
         count, n = len(self.roots), self.form.neurons
@@ -268,7 +289,7 @@ class Tree:
         root, lanes = taken["root"], self._lanes(taken)
         whole = bool(np.any(taken["depth"] == 0))
         margin = self.margin[root]
-        steps = min(NODE_STEPS + int(np.max(taken["depth"])) // MORE_STEPS_EVERY, ROOT_STEPS)
+        steps = min(self.pace.steps + int(np.max(taken["depth"])) // MORE_STEPS_EVERY, ROOT_STEPS)
         if any(not self.active[k].seen for k in np.unique(self.nodes["station"][taken["node"]])):
             steps = STATION_STEPS
         steps = ROOT_STEPS if whole else steps
@@ -485,7 +506,7 @@ class Tree:
 
     def _split(self, taken, found: Found, open_) -> None:
         lanes, scores = found.lanes[open_], found.scores[open_]
-        tried = min(TRIED, scores.shape[1])
+        tried = min(self.pace.tried, scores.shape[1])
         picks = np.argpartition(-scores, tried - 1, axis=1)[:, :tried]
         gains = parts_bounds(self.form, lanes, picks)
         possible = np.take_along_axis(scores, picks, axis=1) > 0
