@@ -19,10 +19,13 @@ from stagecert.verify.nodes import (
     Pass,
     back,
     forth,
+    joined,
     lines_of,
     offsets,
+    portions_of,
 )
 from stagecert_check.straight import hull_slope
+from stagecert_check.threads import mapped
 
 # How far slopes of relu move at the first step, and how later steps shrink: from defaults, and
 # from those of a parent.
@@ -71,11 +74,23 @@ def ascend(
     if form.there is not None:
         there = form.there
         lanes, goal, aim = sent(there, (lanes, goal, aim))
-        return fetched(ascend(there, lanes, steps, goal, aim, fresh))
+        return fetched(_ascend(there, lanes, steps, goal, aim, fresh))
+    if len(portions := portions_of(form, len(lanes))) > 1:
+        found = mapped(
+            lambda some: _ascend(form, lanes[some], steps, goal[some], aim and aim[some], fresh),
+            portions, form.threads,
+        )  # fmt: skip
+        return joined(list(found))
+    return _ascend(form, lanes, steps, goal, aim, fresh)
+
+
+def _ascend(
+    form: Form, lanes: Lanes, steps: int, goal: np.ndarray, aim: Aim | None, fresh: bool
+) -> Found:
     count = len(lanes)
     every = np.arange(count, like=form.like)
     best, going, work = lanes[every], every, lanes[every]
-    bound = np.full(count, -np.inf, np.float32, like=form.like)
+    bound = np.full_like(goal, -np.inf, np.float32)
     points = np.zeros(lanes.box[0].shape, np.float32, like=form.like)
     scores = np.zeros(lanes.low.shape, np.float32, like=form.like)
     lines = lines_of(form, work)

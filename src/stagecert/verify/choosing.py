@@ -4,8 +4,19 @@ import numpy as np
 
 from stagecert.verify.curves import convex
 from stagecert.verify.gpu import fetched, sent
-from stagecert.verify.nodes import Form, Lanes, Layer, Lines, Pass, back, lines_of, set_lines
+from stagecert.verify.nodes import (
+    Form,
+    Lanes,
+    Layer,
+    Lines,
+    Pass,
+    back,
+    lines_of,
+    portions_of,
+    set_lines,
+)
 from stagecert_check.functions import Activation
+from stagecert_check.threads import mapped
 
 LAST_RESORT = 1e-4  # the score of neurons whose relaxation loses nothing now, in proportion
 
@@ -108,7 +119,16 @@ def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
     """
     if form.there is not None:
         there = form.there
-        return fetched(parts_bounds(there, *sent(there, (lanes, picks))))
+        return fetched(_parts_bounds(there, *sent(there, (lanes, picks))))
+    if len(portions := portions_of(form, len(lanes))) > 1:
+        found = mapped(
+            lambda some: _parts_bounds(form, lanes[some], picks[some]), portions, form.threads
+        )
+        return np.concatenate(list(found))
+    return _parts_bounds(form, lanes, picks)
+
+
+def _parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
     found = np.empty((*picks.shape, 2), np.float32, like=form.like)
     cuts, lines = split_points(form, lanes.low, lanes.high), lines_of(form, lanes)
     at, layers = np.arange(len(lanes), like=form.like), list(form.layers.values())

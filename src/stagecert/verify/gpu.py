@@ -20,7 +20,7 @@ from stagecert_check.graph import Shift
 from stagecert_check.linear import Conv, Linear, MatMul, Reduce, Reshape, Scale, Shape, Sum
 
 # Passes with fewer multiplications are over sooner than a GPU is told of them.
-LEAST_WORK = 100_000
+LEAST_WORK = 20_000
 # Numbers that matrices in the place of convolutions may have.
 MOST_WEIGHTS = 2**29
 
@@ -43,6 +43,8 @@ def library() -> Any:
     """CuPy, or None where it is not to be used."""
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         return None
+    # Kernels of NVIDIA's library for sums take more than a second each to compile.
+    os.environ.setdefault("CUPY_ACCELERATORS", "")
     try:
         import cupy  # type: ignore
 
