@@ -81,6 +81,10 @@ class Form:
             return max(LANE_NUMBERS_THERE // max(self.neurons, inputs, 1), LEAST_LANES)
         return self.threads * max(LANE_NUMBERS // max(self.neurons, inputs, 1), LEAST_LANES)
 
+    def held(self, lanes: "Lanes") -> list[bool]:
+        """In which layers splits hold ends of some lanes."""
+        return [bool(lanes.held[:, layer.some].any()) for layer in self.layers.values()]
+
     def joined(self, per_layer) -> np.ndarray:
         """Arrays (lanes, *shape) of all layers, side by side."""
         return np.concatenate([x.reshape(len(x), -1) for x in per_layer], axis=1)
@@ -283,18 +287,14 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
         start = np.zeros((count, form.sizes[aim.node]), np.float32, like=form.like)
         start[np.arange(count, like=form.like), aim.entries] = aim.sides
         send(aim.node, start.reshape(-1, *nodes[aim.node].shape))
-    # Where forces pull: at a neuron's upper end if positive, else at its lower one.
-    lane, neuron = np.nonzero(lanes.force)
-    force = lanes.force[lane, neuron]
-    end = np.where(force > 0, lanes.high[lane, neuron], lanes.low[lane, neuron])
-    bound -= np.bincount(lane, force * end, count).astype(np.float32)
     blocks: dict[int, np.ndarray] = {}
     units = np.zeros((count, len(form.layers)), np.float32, like=form.like)
     order = {index: k for k, index in enumerate(form.layers)}
     # An argument may be held even if nothing else needs it.
-    held = np.flatnonzero(lanes.held.any(axis=0))
-    for index in {list(form.layers)[k] for k in np.unique(form.of_neuron[held]).tolist()}:
-        send(index, np.zeros((count, *nodes[index].shape), np.float32, like=form.like))
+    layers_held = form.held(lanes)
+    for index, some in zip(form.layers, layers_held, strict=True):
+        if some:
+            send(index, np.zeros((count, *nodes[index].shape), np.float32, like=form.like))
     for index in range(len(nodes) - 1, -1, -1):
         if index not in reached or index in form.inputs:
             continue
@@ -303,16 +303,19 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
             layer = form.layers[index]
             blocks[index] = g
             part = lines[:, layer.some]
-            up, sent = np.maximum(g, 0), g.reshape(count, -1)
+            sent = g.reshape(count, -1)
             wide = np.repeat(sent, layer.shape[-1], axis=1) if layer.joint else sent
-            up = np.maximum(wide, 0)
-            down = up - wide
-            bound += _offset_terms(layer, up, down, part)
-            to = up * part.below - down * part.above
+            down = np.minimum(wide, 0)
+            to = wide - down
+            bound += np.einsum("ij,ij->i", down, part.over)
+            if not layer.relu:
+                bound += np.einsum("ij,ij->i", to, part.under)
+            to *= part.below
+            down *= part.above
+            to += down
             units[:, order[index]] = np.mean(np.abs(to), axis=1)
-            mine = (neuron >= layer.some.start) & (neuron < layer.some.stop)
-            if mine.any():
-                to[lane[mine], neuron[mine] - layer.some.start] += force[mine]
+            if layers_held[order[index]]:
+                bound += _pulled(lanes, layer.some, to)
             send(node.arguments[0], to.reshape(count, *layer.shape))
         elif isinstance(node.operation, Shift):
             bound += _inner(g, node.operation.constant)
@@ -332,9 +335,16 @@ def back(form: Form, lanes: Lanes, lines: Lines, aim: Aim | None = None) -> Pass
     return Pass(bound, blocks, units, point)
 
 
-def _offset_terms(layer: Layer, up, down, part: Lines) -> np.ndarray:
-    found = -np.einsum("ij,ij->i", down, part.over)
-    return found if layer.relu else found + np.einsum("ij,ij->i", up, part.under)
+def _pulled(lanes: Lanes, some: slice, to) -> np.ndarray:
+    """Adds forces to cotangents of a layer's arguments; what that adds to the bounds.
+
+    They pull at a neuron's upper end if positive, else at its lower one.
+    """
+    force = lanes.force[:, some]
+    to += force
+    # Where nothing pulls, ends may be infinite.
+    end = np.where(force > 0, lanes.high[:, some], np.where(force < 0, lanes.low[:, some], 0))
+    return -np.einsum("ij,ij->i", force, end)
 
 
 def forth(
