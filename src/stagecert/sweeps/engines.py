@@ -58,6 +58,11 @@ class Processes:
     def __post_init__(self):
         check_workers(self.workers)
 
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return len(environments(self.workers, visible_gpus()))
+
     def results(self, tasks: Tasks, work: Work, limits: Limits) -> Results:
         """See `Engine`."""
         payload = pickle.dumps(work)
