@@ -82,7 +82,7 @@ class Library:
         return Elsewhere(np.eye(count, dtype=dtype))
 
 
-def _held(x):
+def _held(x: Any) -> Any:
     if isinstance(x, Elsewhere):
         return x.held
     if isinstance(x, (tuple, list)):
@@ -92,7 +92,7 @@ def _held(x):
     return x
 
 
-def _elsewhere(x):
+def _elsewhere(x: Any) -> Any:
     if isinstance(x, (np.ndarray, np.generic)):
         return Elsewhere(x)
     return tuple(map(_elsewhere, x)) if isinstance(x, tuple) else x

@@ -76,7 +76,7 @@ LAYERS = [
                    "jax numpy pyarrow ray"),
     ("verify",     "verify",
                    "basics bounding core networks reader checker sweeps",
-                   "equinox jax numpy onnx onnxruntime scipy"),
+                   "cupy equinox jax numpy onnx onnxruntime scipy"),
     ("robust",     "robust",
                    "basics bounding networks reader checker sweeps verify",
                    "numpy"),

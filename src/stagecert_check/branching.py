@@ -1,5 +1,6 @@
 """Trees that split neurons: leaves in batches, which share the facts of their boxes."""
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -74,19 +75,8 @@ class Branching:
             for begin in range(0, len(every), self._boxes_at_once):
                 batch = every[begin : begin + self._boxes_at_once]
                 facts = self._facts(batch, whole, digests[leaf])
-
-                def together(
-                    some: list[tuple[Task, int]], facts=facts, leaf=leaf, whole=whole
-                ) -> tuple[list[Task], Any]:
-                    now, of = [task for task, _ in some], np.array([box for _, box in some])
-                    base, station = facts, now[0].station
-                    if station is not None:
-                        assert whole is not None
-                        base = self._station(certificate, digests, (leaf, whole), station)
-                        of = np.zeros(len(some), int)
-                    return now, self._together(certificate, base, of, now)
-
-                yield from mapped(together, self._portions(batch, facts), self._threads)
+                work = functools.partial(self._portion, certificate, digests, (leaf, whole), facts)
+                yield from mapped(work, self._portions(batch, facts), self._threads)
 
     def _portions(self, batch: list[list[Task]], facts: Narrow) -> Iterator[list[tuple[Task, int]]]:
         """Some leaves at a time, with the places of their boxes; they share a station."""
@@ -99,6 +89,23 @@ class Branching:
         for leaves in stations.values():
             for first in range(0, len(leaves), at_once):
                 yield leaves[first : first + at_once]
+
+    def _portion(
+        self,
+        certificate: Source,
+        digests: dict[Any, bytes],
+        given: tuple[Leaf, Narrow | None],
+        facts: Narrow,
+        some: list[tuple[Task, int]],
+    ) -> tuple[list[Task], Any]:
+        """Some leaves and their bounds; `given` are what all leaves have, and the whole box."""
+        (leaf, whole), (tasks, of) = given, zip(*some, strict=True)
+        base, station, boxes = facts, tasks[0].station, np.array(of)
+        if station is not None:
+            assert whole is not None
+            base = self._station(certificate, digests, (leaf, whole), station)
+            boxes = np.zeros(len(tasks), int)
+        return list(tasks), self._together(certificate, base, boxes, list(tasks))
 
     def _read(self, certificate: Source, leaf: Leaf | None) -> Stacks:
         """The slopes of all leaves, as they are stored: by activation, below and above."""

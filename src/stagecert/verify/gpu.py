@@ -19,8 +19,8 @@ from stagecert_check.functions import Activation
 from stagecert_check.graph import Shift
 from stagecert_check.linear import Conv, Linear, MatMul, Reduce, Reshape, Scale, Shape, Sum
 
-# Passes with fewer multiplications are over sooner than a GPU is told of them.
-LEAST_WORK = 20_000
+# Passes with fewer multiplications are over sooner on a processor than a GPU is told of them.
+LEAST_WORK = 300_000
 # Numbers that matrices in the place of convolutions may have.
 MOST_WEIGHTS = 2**29
 
