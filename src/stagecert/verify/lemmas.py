@@ -3,7 +3,8 @@
 Intervals by passes back leave many neurons of trained networks open, most of which never change
 their sign. That one does not is a property of the network up to it, which a small tree of splits
 decides. Later layers, and the search for the property itself, then have a fraction of the neurons
-to deal with.
+to deal with. For what stays open, such trees bring the ends of intervals nearer to what is
+attained: lines lose less then, and later layers have fewer open neurons.
 """
 
 from collections.abc import Callable
@@ -26,17 +27,21 @@ from stagecert_check.narrowing import Narrow, narrowed
 # Nodes that a neuron's tree may have, round by round; for the last round only few may be left.
 PATIENCE, FEW = (16, 128, 1024), 16
 SHARE = 0.05  # of the neurons of a round: if fewer are decided, no further round is tried
+# Ends come nearer by this share of the way to what is attained. Nodes that a tree may have for it,
+# and those of all of a layer may have together; gains that are a smaller share of the interval are
+# not worth one.
+NEARER, NODES, ALL_NODES, WORTH = 0.75, 256, 2**14, 0.02
 POINTS = 64  # corners that show which sign a neuron has
 ROUNDING = 4e-6  # single precision is off by less than this share of an interval's size
 
 
 @dataclass(frozen=True, eq=False)
 class Lemmas:
-    """Signs that were found, in the terms of a narrow network.
+    """Ends of intervals that were found, in the terms of a narrow network.
 
     Attributes:
         entries: of the argument.
-        sides: 1 where it is positive on the whole box, -1 where it is negative.
+        sides: 1 for a lower end, -1 for an upper one.
         neurons: the trees in preorder, one after the other, with -1 for leaves: numbers of neurons
             of all earlier activations of the network that `facts` are about.
         cuts: where.
@@ -53,7 +58,7 @@ class Lemmas:
 
 
 class Prover:
-    """Decides signs of the entries of an argument of relu."""
+    """Decides signs of the entries of an argument of relu, and brings ends of intervals nearer."""
 
     def __init__(self, facts: Facts, argument: int, stop: Callable[[], bool], threads: int = 1):
         self.facts, self.argument, self.stop = facts, argument, stop
@@ -95,46 +100,73 @@ class Prover:
         return (self.least[entries] < 0) & (self.most[entries] > 0)
 
     def proven(self, entries: np.ndarray) -> Lemmas | None:
-        """Those of some entries whose sign is found; None if there are none, or no time."""
+        """What is found of some entries; None if that is nothing, or there is no time."""
+        found = self._signs(entries)
+        settled = [entry for entry, *_ in found]
+        found += self._nearer(np.setdiff1d(entries, settled))
+        return self._joined(found) if found else None
+
+    def _signs(self, entries: np.ndarray) -> list[tuple]:
+        """(entry, side, walk, slopes below) of those whose sign is found."""
         found: list[tuple] = []
         for patience in PATIENCE:
             entries = entries[~self._either(entries)]
             if not len(entries) or (patience == PATIENCE[-1] and len(entries) > FEW):
                 break
             sides = np.where(self.least[entries] >= 0, 1, -1)
-            tree = self._grown(entries, sides, patience)
-            if tree is None:
+            proofs = self._grown(entries, sides, np.zeros(len(entries)), patience)
+            found += [proof for proof in proofs if proof is not None]
+            entries = entries[[proof is None for proof in proofs]]
+            if len(proofs) - len(entries) < SHARE * len(proofs):
                 break
-            leaves, done = Leaves(tree), np.flatnonzero(~tree.lost)
-            for k in done.tolist():
-                walk = walked(tree, k, leaves)
-                rows = np.array([leaves.rows[node] for node in walk.order.tolist()])
-                below = leaves.joined("below")[rows]
-                found.append((entries[k], sides[k], walk, below))
-            entries = entries[tree.lost]
-            if len(done) < SHARE * len(sides):
-                break
-        return self._joined(found) if found else None
+        return found
 
-    def _grown(self, entries: np.ndarray, sides: np.ndarray, patience: int) -> Tree | None:
-        """A tree for each entry; those are lost that it does not decide. None without time."""
+    def _nearer(self, entries: np.ndarray) -> list[tuple]:
+        """The same for ends of the intervals of others."""
+        both, sides = np.tile(entries, 2), np.repeat([1, -1], len(entries))
+        known = np.where(sides > 0, self.ends[0][both], -self.ends[1][both])
+        goals = known + NEARER * (self._attained(both, sides) - known)
+        some = goals - known > WORTH * (self.ends[1] - self.ends[0])[both]
+        patience = min(NODES, ALL_NODES // max(int(np.sum(some)), 1))
+        proofs = self._grown(both[some], sides[some], goals[some], patience)
+        return [proof for proof in proofs if proof is not None]
+
+    def _attained(self, entries: np.ndarray, sides: np.ndarray) -> np.ndarray:
+        """The smallest values of sides * entries that were met."""
+        return np.where(sides > 0, self.least[entries], -self.most[entries])
+
+    def _grown(
+        self, entries: np.ndarray, sides: np.ndarray, goals: np.ndarray, patience: int
+    ) -> list[tuple | None]:
+        """Proofs that sides * entries exceed goals, or None; nothing at all without time."""
+        if not len(entries):
+            return []
         roots = []
         for k, (entry, side) in enumerate(zip(entries, sides, strict=True)):
             row = np.zeros((1, len(self.ends[0])))
             row[0, entry] = side
             margin = ROUNDING * max(abs(end[entry]) for end in self.ends)
+            limits = goals[k : k + 1]
             roots.append(
-                Root(0, k, self.box, self.low, self.high, row, np.zeros(1), margin)  # type: ignore
+                Root(0, k, self.box, self.low, self.high, row, limits, margin)  # type: ignore
             )
         tree = Tree(self.program, self.form, roots, patience=patience)
         while not tree.done:
             if self.stop():
-                return None
+                return []
             met = tree.step()
             if len(met.points):
                 self._look(met.points)
-                tree.give_up(self._either(entries))
-        return tree
+                tree.give_up(self._attained(entries, sides) < goals)
+        leaves, found = Leaves(tree), []
+        for k in range(len(entries)):
+            if tree.lost[k]:
+                found.append(None)
+                continue
+            walk = walked(tree, k, leaves)
+            rows = np.array([leaves.rows[node] for node in walk.order.tolist()])
+            found.append((entries[k], sides[k], walk, leaves.joined("below")[rows]))
+        return found
 
     def _joined(self, found: list[tuple]) -> Lemmas:
         # Low ends and high ends each have entries in order.
