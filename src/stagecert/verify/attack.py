@@ -47,6 +47,11 @@ SECOND = (*SHORT, SHORT[0], *LONG)
 LAST = (*SHORT, LONG[0], *SHORT, LONG[1]) * 5
 # From points that are good already.
 NEAR = Plan(0.05)
+# No descent: how good points are.
+LOOK = Plan(0.0, steps=0)
+# The share of entries that are at an end, in points on faces; and how many points of a case, in
+# units of the lanes that are followed at once.
+AT_END, LOOKS = 2 / 3, 32
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,17 @@ def start_points(lower, upper, restarts: int, draw: np.random.Generator, first: 
     return points
 
 
+def points_on_faces(lower, upper, draw: np.random.Generator) -> np.ndarray:
+    """A random point on a face of each box (boxes, entries): edges, planes, now and then a corner.
+
+    Narrow regions often lie along one. Descents that start inside a box do not end there: as soon
+    as a free entry has moved far enough, the others have moved too.
+    """
+    points = lower + draw.random(lower.shape) * (upper - lower)
+    ends = np.where(draw.random(lower.shape) < 0.5, lower, upper)
+    return np.where(draw.random(lower.shape) < AT_END, ends, points)
+
+
 class Pace(eqx.Module):
     """A plan's numbers: arrays, so that all plans share one compiled program."""
 
@@ -165,7 +181,7 @@ def _descend(network: Network, points, goal: Targets, directions, pace: Pace):
         size = jnp.sum(jnp.abs(g), axis=1, keepdims=True)
         kept = pace.momentum * along + g / jnp.where(size > 0, size, 1)
         new = jnp.where((pace.momentum > 0) & ~early, kept, g)
-        share = jnp.where(early, 1, 1 - (k - pace.spread) / pace.steps)
+        share = jnp.where(early, 1, 1 - (k - pace.spread) / jnp.maximum(pace.steps, 1))
         moved = jnp.clip(x - pace.rate * share * width * jnp.sign(new), goal.lower, goal.upper)
         return moved, jnp.where(early, along, new), best, least
 
