@@ -21,6 +21,7 @@ from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.certificates import Arrays, CaseProof, Cuts, Leaf, Proof, Slopes, packed
 from stagecert.verify.grafts import Graft, Grafter
 from stagecert.verify.models import OpenModel
+from stagecert.verify.nodes import Form
 from stagecert.verify.planes import Proven
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, groups_of
@@ -295,7 +296,7 @@ class _Prover:
         tree = self.found.tree
         if tree is None or not tree.grafts:
             return
-        grafter = Grafter(self.checker.program)
+        grafter = Grafter(self.checker.program, Form(self.checker.program))
         for g, c in sorted({(tree.group[node], c) for node, c in tree.grafts}):
             yield self._joined(tree, grafter, g, c)
 
