@@ -44,6 +44,7 @@ class Grafter:
 
     def __init__(self, program: Program, form: Form):
         self.program, self.form = program, form
+        self.rounding = ROUNDING  # grows where the checker does not follow
 
     @staticmethod
     def able(program: Program) -> bool:
@@ -75,7 +76,7 @@ class Grafter:
             reach = np.abs(rows) @ boxes.sizes[box, : rows.shape[1]]
             reach = reach + np.where(np.isfinite(limits), np.abs(limits), 0)
             ends = boxes.ends[0][box], boxes.ends[1][box]
-            margin = ROUNDING * float(np.max(reach))
+            margin = self.rounding * float(np.max(reach))
             roots.append(Root(0, k, ends, boxes.low[box], boxes.high[box], rows, limits, margin))
         tree = Tree(self.program, self.form, roots, patience=PATIENCE)
         while not tree.done:

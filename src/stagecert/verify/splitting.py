@@ -35,6 +35,8 @@ FEW = 8
 CHECKED_BOXES, MOSTLY_FIXED = 2**15, 0.25
 # How much the change of a linear bound counts beside what cuts of a box gain at its neurons.
 SLOPE_SHARE = 0.25
+# How much more trees on boxes must exceed their limits once the checker has not followed.
+MORE_MARGIN = 8
 # Neurons times boxes that cost next to nothing.
 CHEAP_NUMBERS = 100_000
 # Points times cases whose violations are computed, and coefficients that are mixed, at a time.
@@ -270,6 +272,52 @@ class Splitter:
         self.stack = self.stack.joined(below).joined(above)
         self.share = np.concatenate([self.share, 0.5 * share[rest], 0.5 * share[rest]])
         return True
+
+    def reopen(self, refuted: set[tuple[int, int]]) -> bool:
+        """Cuts boxes, (node, case), whose trees the checker does not confirm; False if it cannot.
+
+        From now on, bounds of such trees have to be better.
+        """
+        tree = self.tree
+        assert tree is not None
+        assert self.grafter is not None
+        self.grafter.rounding *= MORE_MARGIN
+        tree.grafts = {at: graft for at, graft in tree.grafts.items() if at not in refuted}
+        tree.closed = [one for one in tree.closed if one[:2] not in refuted]
+        tree.mixed = {at: weights for at, weights in tree.mixed.items() if at not in refuted}
+        cases: dict[int, set[int]] = {}
+        for node, c in refuted:
+            cases.setdefault(node, set()).add(c)
+        # Where a box was cut for other cases, its parts are open for these now.
+        nodes, lows, highs, shares, left = [], [], [], [], []
+        stack: list[tuple] = [
+            (g, lower[self.free], upper[self.free], 1.0, set())
+            for g, (lower, upper) in enumerate(zip(*self.base, strict=True))
+        ]
+        while stack:
+            node, low, high, part, mine = stack.pop()
+            mine = mine | cases.get(node, set())
+            if (child := tree.children.get(node)) is not None:
+                axis = int(np.searchsorted(self.free, tree.axis[node]))
+                below, above = high.copy(), low.copy()
+                below[axis] = above[axis] = tree.cut[node]
+                stack += [
+                    (child, low, below, part / 2, mine),
+                    (child + 1, above, high, part / 2, mine),
+                ]
+            elif mine:
+                nodes.append(node)
+                lows.append(low)
+                highs.append(high)
+                shares.append(part)
+                left.append([c in mine for c in range(self.places.shape[1])])
+        lower, upper, share, open_ = (np.array(x) for x in (lows, highs, shares, left))
+        group = np.array([tree.group[node] for node in nodes])
+        self.finished -= float(share.sum())
+        boxes = Boxes(lower, upper, group, np.array(nodes), open_)
+        whole = (self.base[1] - self.base[0])[group][:, self.free]
+        scores = (upper - lower) / np.where(whole > 0, whole, np.inf)
+        return self._halve(boxes, open_, share, scores, np.arange(len(nodes)))
 
     def _bounds(self, lower, upper, boxes: Boxes, count: int, stop) -> "Found | None":
         g = boxes.group
