@@ -28,7 +28,7 @@ from stagecert_check.planes import Planes
 # A computed slip is a sum of up to billions of terms: it may itself be rounded by less than this.
 _GENEROUS = 1 + 1e-6
 _MANY_ROWS = 64
-_ENTRIES_AT_ONCE = 2**14  # of a cotangent with many rows: more fall out of the caches
+_ENTRIES_AT_ONCE = 2**16  # of a cotangent with many rows: more fall out of the caches
 _LEAST_ROWS = 8  # at once, all the same: each step of a pass has a cost of its own
 # Numbers in all cotangents of passes back for the ends of one activation's arguments: more of them
 # take minutes. It limits what attention has many of; see `few`.
