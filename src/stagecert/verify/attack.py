@@ -49,9 +49,9 @@ LAST = (*SHORT, LONG[0], *SHORT, LONG[1]) * 5
 NEAR = Plan(0.05)
 # No descent: how good points are.
 LOOK = Plan(0.0, steps=0)
-# The share of entries that are at an end, in points on faces; and how many points of a case, in
-# units of the lanes that are followed at once.
-AT_END, LOOKS = 2 / 3, 32
+# The share of entries that are at an end, in points on faces; and the numbers that the activations
+# at all such points take.
+AT_END, LOOK_NUMBERS = 2 / 3, 4_000_000
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,18 @@ def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
     return made
 
 
+def _size(network: Network) -> int:
+    return sum(int(np.prod(node.shape)) for node in network.nodes) or 1
+
+
 def lanes_at_once(network: Network) -> int:
     """How many points are followed at once: a power of two, at most 256."""
-    neurons = sum(int(np.prod(node.shape)) for node in network.nodes) or 1
-    return min(power_below(NUMBERS // neurons), 256)
+    return min(power_below(NUMBERS // _size(network)), 256)
+
+
+def looks(network: Network) -> int:
+    """How many points on faces are worth a look."""
+    return LOOK_NUMBERS // _size(network)
 
 
 def in_lanes(network: Network, count: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -68,10 +68,15 @@ class Attacker:
                     return
 
     def try_faces(self) -> None:
-        """Looks at many points on faces of the boxes, and goes on from the best ones."""
+        """Looks at many points on faces of the boxes, and goes on from the best ones.
+
+        Where points are dear, there are none.
+        """
         cases, width = self.known.open(), attack.lanes_at_once(self.network)
-        looks = max(attack.LOOKS * width // len(cases), 1)
-        lanes = [case for case in cases for _ in range(looks)]
+        each = attack.looks(self.network) // len(cases)
+        lanes = [case for case in cases for _ in range(each)]
+        if not lanes:
+            return
         points, violation = [], []
         for places, count in attack.in_lanes(self.network, len(lanes)):
             goal = attack.targets(self.known.groups, [lanes[k] for k in places])

@@ -433,9 +433,6 @@ class Verification:
         checker = self.checker
         if checker is not None and sum(checker.given.sizes.values()) > SMALL:
             checker = None
-        self.attacker.try_faces()
-        if self._over():
-            return
         self.splitter = splitter = Splitter(
             self.network,
             self.known.groups,
@@ -471,7 +468,7 @@ class Verification:
             self.attacker.watch(step, descend=number == next_descent)
             if number == next_descent:
                 next_descent *= 3
-                if not self._over():
+                if len(splitter.stack) and not self._over():
                     self.attacker.try_faces()
                 if not self._over():
                     some = itertools.islice(plans, number // STEPS_AN_ATTACK)
