@@ -3,12 +3,13 @@
 import itertools
 
 import numpy as np
+import onnx
 import pytest
 from exact import dense, random_layers, smallest_violation, vnnlib
 
 from stagecert.verify import Verification
 from stagecert.verify.checked import CheckedPasses
-from stagecert.verify.cutting import gains
+from stagecert.verify.cutting import gains, telling
 from stagecert.verify.grafts import Grafter
 from stagecert.verify.models import OpenModel
 from stagecert.verify.nodes import Form
@@ -56,6 +57,30 @@ def test_what_does_not_reach_the_row_does_not_count():
     ((first, second),) = gained(dense(layers), [(-1, -1)], [(1, 1)])
     assert first > 0.4
     assert second < 1e-3
+
+
+def pooled() -> onnx.ModelProto:
+    """-max(x, y) of two inputs."""
+    node = onnx.helper.make_node
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node("ReduceMax", ["x"], ["m"], axes=[1], keepdims=1), node("Neg", ["m"], ["y"])], "pool",
+        [value("x", 1, ["N", 2])], [value("y", 1, ["N", 1])],
+    )  # fmt: skip
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+
+
+@pytest.mark.parametrize("kind", ["affine", "maximum"])
+def test_networks_without_such_neurons_are_cut_by_their_rows(monkeypatch, kind):
+    """y = -x_0 - x_1 / 2, or minus the larger one: the smallest value is known."""
+    monkeypatch.setattr(Verification, "_refute_whole_boxes", lambda self: None)
+    model = pooled() if kind == "maximum" else dense([(np.array([[-1.0, -0.5]]), np.zeros(1))])
+    assert not telling(Form(OpenModel(model).program))
+    least = -1.0 if kind == "maximum" else -1.5
+    for above, answer in ((-0.01, "unsat"), (0.01, "sat")):
+        text = vnnlib((-1, -1), (1, 1), f"(<= Y_0 {least + above})", 1)
+        assert Verification(model, text, 60).run().answer == answer
 
 
 def test_boxes_are_worked_in_parts(monkeypatch):

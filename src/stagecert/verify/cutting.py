@@ -19,6 +19,11 @@ from stagecert_check.graph import Shift
 NUMBERS = 400_000  # in an array, at a time
 
 
+def telling(form: Form) -> bool:
+    """Whether there are neurons, and it is known of all what their lines lose: not of maxima."""
+    return form.neurons > 0 and not any(layer.maximum for layer in form.layers.values())
+
+
 def gains(form: Form, known: Known, free: np.ndarray, of: np.ndarray, rows: np.ndarray):
     """(boxes, free entries): what cuts of these are worth for bounds of rows.
 

@@ -16,7 +16,7 @@ from stagecert.networks.regions import regions_of
 from stagecert.powers import power_below
 from stagecert.problem import as_arrays
 from stagecert.verify.checked import CheckedPasses, Known
-from stagecert.verify.cutting import gains
+from stagecert.verify.cutting import gains, telling
 from stagecert.verify.grafts import Graft, Grafter
 from stagecert.verify.mixing import mix
 from stagecert.verify.nodes import Form
@@ -136,6 +136,8 @@ class Splitter:
         self.grafter = None
         if keep and checker is not None and self.form is not None and Grafter.able(checker.program):
             self.grafter = Grafter(checker.program, self.form)
+        # What cuts gain is only known of networks whose neurons all say what their lines lose.
+        self.weighs = self.form is not None and telling(self.form)
         lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
         upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
         self.base = lower, upper
@@ -343,7 +345,7 @@ class Splitter:
         ends = lower[:count], upper[:count]
         found = self._judged(part, bound, coefficients, minimisers, points, violation, ends)
         known = None
-        if self.form is not None and isinstance(passes, CheckedPasses):
+        if self.weighs and self.form is not None and isinstance(passes, CheckedPasses):
             known = passes.known(self.form)
         if self.grafter is not None and known is not None:
             self._graft(self.grafter, part, known, found, stop)
