@@ -54,3 +54,33 @@ def test_diverse_points_find_a_valley_that_gradients_do_not_show():
     for plan in (*attack.SHORT, attack.LONG[0]):
         assert attack.descend(network, starts, goal, plan, draw).violation.min() > 0
     assert attack.descend(network, starts, goal, attack.LONG[1], draw).violation.min() <= 0
+
+
+def edge():
+    """Y_0 goes down with X_0 and X_1, but where both are smallest and X_2 is near 0.3 it is least.
+
+    Y_0 = -X_0 - X_1 - 1000 relu(0.01 - (X_0 + 1) - (X_1 + 1) - 0.05 |X_2 - 0.3|)
+    """
+    first = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, -1]], float)
+    second = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [-1, -1, -0.05, -0.05]])
+    return dense([
+        (first, np.array([1, 1, -0.3, 0.3])), (second, np.array([0, 0, 0.01])),
+        (np.array([[-1, -1, -1000]]), np.array([2])),
+    ])  # fmt: skip
+
+
+def test_regions_along_an_edge_are_found_by_points_on_faces():
+    """At -3 there is nothing else: elsewhere Y_0 is at least -2. Descents lead to X = (1, 1)."""
+    network, groups = problem(edge(), (-1, -1, -1), (1, 1, 1), "(<= Y_0 -3)", 1)
+    lanes = [(0, 0)] * 1024
+    goal, draw = attack.targets(groups, lanes), np.random.default_rng(0)
+    for plan in (*attack.SHORT, *attack.LONG):
+        starts = attack.start_points(goal.lower[0], goal.upper[0], len(lanes), draw)
+        assert attack.descend(network, starts, goal, plan, draw).violation.min() > 0
+    faces = attack.points_on_faces(goal.lower, goal.upper, draw)
+    assert np.all((goal.lower <= faces) & (faces <= goal.upper))
+    seen = attack.descend(network, faces, goal, attack.LOOK)
+    np.testing.assert_array_equal(seen.points, faces.astype(np.float32))
+    assert seen.violation.min() < 0
+    # Two of three entries are at an end.
+    assert np.mean((faces == goal.lower) | (faces == goal.upper)) == pytest.approx(2 / 3, abs=0.05)

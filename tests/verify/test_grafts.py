@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 from exact import dense, random_layers, smallest_violation, vnnlib
 
+from stagecert import networks
 from stagecert.verify import Verification, grafts, resuming, verify
 from stagecert.verify.grafts import Grafter
-from stagecert_check import check
+from stagecert.verify.models import OpenModel
+from stagecert.verify.queries import groups_of
+from stagecert.verify.splitting import Splitter
+from stagecert_check import check, properties
+from stagecert_check.checker import Checker
 
 LOW, HIGH = (-1, -1), (1, 1)
 
@@ -57,6 +62,58 @@ def test_wrong_trees_lead_to_no_unsat(grown, seed, monkeypatch):
     found = verify(*close(seed, 1e-3), 20)
     assert grown or found.answer == "sat"
     assert found.answer != "unsat"
+
+
+def test_boxes_that_the_checker_does_not_confirm_are_cut(grown, monkeypatch):
+    """Trees that are wrong at first cost boxes, but no answer."""
+    real, reopened = Splitter.reopen, []
+
+    def honest(self, refuted):
+        reopened.append(len(refuted))
+        assert self.grafter is not None
+        self.grafter.rounding = 1e-5
+        return real(self, refuted)
+
+    monkeypatch.setattr(Splitter, "reopen", honest)
+    monkeypatch.setattr(grafts, "ROUNDING", -0.05)
+    for seed in range(4):
+        found = verify(*close(seed, -1e-3), 60)
+        assert (found.answer, found.checked) == ("unsat", True), found.reason
+    assert grown
+    assert reopened
+
+
+def test_what_is_reopened_are_the_boxes_of_the_case_and_no_others():
+    """Of two cases: boxes that were cut for the second have parts that are open for the first."""
+    layers = random_layers(2)
+    rows = [(np.array([1, 0, 0]), np.zeros(2), 0.0), (np.array([0, 1, 0]), np.zeros(2), 0.0)]
+    limits = [smallest_violation(layers, LOW, HIGH, [row]) - 1e-3 for row in rows]
+    formula = f"(or (<= Y_0 {limits[0]:.12f}) (<= Y_1 {limits[1]:.12f}))"
+    text = vnnlib(LOW, HIGH, formula, 3)
+    network, groups = groups_of(networks.load(dense(layers)), properties.load(text))
+    checker = Checker(OpenModel(dense(layers)).program, properties.load(text))
+    splitter = Splitter(network, groups, [np.ones(2, bool)], keep=True, checker=checker)
+    tree = splitter.tree
+    assert tree is not None
+    # The box is cut twice; the first case was refuted on the whole of it, the second on the parts.
+    tree.group += [0] * 4
+    tree.children, tree.axis, tree.cut = {0: 1, 2: 3}, {0: 0, 2: 1}, {0: 0.25, 2: -0.5}
+    tree.closed = [(0, 0, 0, 1.0), (1, 1, 1, 1.0), (3, 1, 1, 1.0), (4, 1, 1, 1.0)]
+    splitter.stack, splitter.share = splitter.stack[:0], splitter.share[:0]
+    splitter.finished = 1.0
+    assert splitter.reopen({(0, 0), (4, 1)})
+    assert splitter.finished == 0
+    assert tree.closed == [(1, 1, 1, 1.0), (3, 1, 1, 1.0)]
+    stack = splitter.stack
+    area = np.prod(stack.upper - stack.lower, axis=1)
+    assert area.sum() == pytest.approx(4)
+    assert np.all(stack.open[:, 0])
+    part = np.all((stack.lower >= [0.25, -0.5]) & (stack.upper <= [1, 1]), axis=1)
+    np.testing.assert_array_equal(stack.open[:, 1], part)
+    assert area[part].sum() == pytest.approx(0.75 * 1.5)
+    np.testing.assert_allclose(splitter.share.sum(), 1)
+    # Cuts that were there stay as they are.
+    assert {k: tree.children[k] for k in (0, 2)} == {0: 1, 2: 3}
 
 
 def test_without_a_check_there_are_none(grown):

@@ -47,6 +47,11 @@ SECOND = (*SHORT, SHORT[0], *LONG)
 LAST = (*SHORT, LONG[0], *SHORT, LONG[1]) * 5
 # From points that are good already.
 NEAR = Plan(0.05)
+# No descent: how good points are.
+LOOK = Plan(0.0, steps=0)
+# The share of entries that are at an end, in points on faces; and the numbers that the activations
+# at all such points take.
+AT_END, LOOK_NUMBERS = 2 / 3, 4_000_000
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,18 @@ def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
     return made
 
 
+def _size(network: Network) -> int:
+    return sum(int(np.prod(node.shape)) for node in network.nodes) or 1
+
+
 def lanes_at_once(network: Network) -> int:
     """How many points are followed at once: a power of two, at most 256."""
-    neurons = sum(int(np.prod(node.shape)) for node in network.nodes) or 1
-    return min(power_below(NUMBERS // neurons), 256)
+    return min(power_below(NUMBERS // _size(network)), 256)
+
+
+def looks(network: Network) -> int:
+    """How many points on faces are worth a look."""
+    return LOOK_NUMBERS // _size(network)
 
 
 def in_lanes(network: Network, count: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -121,6 +134,17 @@ def start_points(lower, upper, restarts: int, draw: np.random.Generator, first: 
         pick = draw.integers(0, 2, (corners, len(lower))).astype(bool)
         points[1 : 1 + corners] = np.where(pick, upper, lower)[: restarts - 1]
     return points
+
+
+def points_on_faces(lower, upper, draw: np.random.Generator) -> np.ndarray:
+    """A random point on a face of each box (boxes, entries): edges, planes, now and then a corner.
+
+    Narrow regions often lie along one. Descents that start inside a box do not end there: as soon
+    as a free entry has moved far enough, the others have moved too.
+    """
+    points = lower + draw.random(lower.shape) * (upper - lower)
+    ends = np.where(draw.random(lower.shape) < 0.5, lower, upper)
+    return np.where(draw.random(lower.shape) < AT_END, ends, points)
 
 
 class Pace(eqx.Module):
@@ -165,7 +189,7 @@ def _descend(network: Network, points, goal: Targets, directions, pace: Pace):
         size = jnp.sum(jnp.abs(g), axis=1, keepdims=True)
         kept = pace.momentum * along + g / jnp.where(size > 0, size, 1)
         new = jnp.where((pace.momentum > 0) & ~early, kept, g)
-        share = jnp.where(early, 1, 1 - (k - pace.spread) / pace.steps)
+        share = jnp.where(early, 1, 1 - (k - pace.spread) / jnp.maximum(pace.steps, 1))
         moved = jnp.clip(x - pace.rate * share * width * jnp.sign(new), goal.lower, goal.upper)
         return moved, jnp.where(early, along, new), best, least
 

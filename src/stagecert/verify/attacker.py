@@ -42,6 +42,7 @@ class Attacker:
         self.over, self.say = over, say
         self.draw = np.random.default_rng(seed)
         self.draw_long = np.random.default_rng([seed, 1])
+        self.draw_faces = np.random.default_rng([seed, 2])
 
     def try_plans(self, plans: Sequence[attack.Plan], corners: bool = True) -> None:
         """Projected gradients on all open cases, for each plan from new points.
@@ -65,6 +66,28 @@ class Attacker:
                 self._judge(found.points, found.violation, some)
                 if self.over():
                     return
+
+    def try_faces(self) -> None:
+        """Looks at many points on faces of the boxes, and goes on from the best ones.
+
+        Where points are dear, there are none.
+        """
+        cases, width = self.known.open(), attack.lanes_at_once(self.network)
+        each = attack.looks(self.network) // len(cases)
+        lanes = [case for case in cases for _ in range(each)]
+        if not lanes:
+            return
+        points, violation = [], []
+        for places, count in attack.in_lanes(self.network, len(lanes)):
+            goal = attack.targets(self.known.groups, [lanes[k] for k in places])
+            starts = attack.points_on_faces(goal.lower, goal.upper, self.draw_faces)
+            found = attack.descend(self.network, starts, goal, attack.LOOK)
+            points.append(found.points[:count])
+            violation.append(found.violation[:count])
+            if self.over():
+                return
+        best = np.argsort(np.concatenate(violation))[:width]
+        self.descend_from(np.concatenate(points)[best], [lanes[k] for k in best])
 
     def _starts(self, goal: attack.Targets, lanes, first: bool, draw) -> np.ndarray:
         points = np.empty_like(goal.lower)

@@ -6,13 +6,35 @@ the checker refutes once more.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from stagecert.networks.bounding.stepwise import Found
+from stagecert.verify.nodes import Form
 from stagecert_check.bounds import Facts, linear_parts, lower_bounds
 from stagecert_check.checker import Checker
 from stagecert_check.graph import Program
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Both ends of boxes, and what the checker knows of them; arrays have an axis of boxes.
+
+    Attributes:
+        ends: of the inputs.
+        low, high: intervals of all arguments of activations, side by side.
+        sizes: the largest absolute values of the outputs, then of the inputs.
+    """
+
+    ends: tuple[np.ndarray, np.ndarray]
+    low: np.ndarray
+    high: np.ndarray
+    sizes: np.ndarray
+
+    def __getitem__(self, some) -> "Known":
+        ends = self.ends[0][some], self.ends[1][some]
+        return Known(ends, self.low[some], self.high[some], self.sizes[some])
 
 
 class CheckedPasses:
@@ -40,6 +62,20 @@ class CheckedPasses:
                 facts = Facts(checker.real, self.program, low[some], high[some])
                 self.facts.append(facts.derive())
         self.complete = True
+
+    def known(self, form: Form) -> Known:
+        """What they found out; the form is that of the same program."""
+        program = self.program
+        low, high = (
+            np.concatenate([
+                form.joined([facts.boxes[k][end] for k in program.activations])
+                for facts in self.facts
+            ])
+            for end in (0, 1)
+        )  # fmt: skip
+        ends = (*program.outputs, *program.inputs)
+        sizes = [form.joined([facts.magnitude(k) for k in ends]) for facts in self.facts]
+        return Known(self.ends, low, high, np.concatenate(sizes))
 
     def bound(self, of_box: np.ndarray, rows: np.ndarray) -> Found:
         """Lower bounds of rows of the outputs, then the inputs, each over the box given with it."""

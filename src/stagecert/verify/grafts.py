@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagecert.verify.checked import CheckedPasses
+from stagecert.verify.checked import Known
 from stagecert.verify.harvest import Leaves, walked
 from stagecert.verify.nodes import Form, default_slopes
 from stagecert.verify.tree import Root, Tree
@@ -39,27 +39,12 @@ class Graft:
     below: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class Boxes:
-    """Both ends of boxes, and what the checker knows of them; arrays have an axis of boxes.
-
-    Attributes:
-        ends: of the inputs.
-        low, high: intervals of all arguments of activations, side by side.
-        sizes: the largest absolute values of the outputs, then of the inputs.
-    """
-
-    ends: tuple[np.ndarray, np.ndarray]
-    low: np.ndarray
-    high: np.ndarray
-    sizes: np.ndarray
-
-
 class Grafter:
     """Grows such trees for one network of relus."""
 
-    def __init__(self, program: Program):
-        self.program, self.form = program, Form(program)
+    def __init__(self, program: Program, form: Form):
+        self.program, self.form = program, form
+        self.rounding = ROUNDING  # grows where the checker does not follow
 
     @staticmethod
     def able(program: Program) -> bool:
@@ -67,21 +52,7 @@ class Grafter:
         kinds = {getattr(program.nodes[k].operation, "kind", "") for k in program.activations}
         return kinds == {"relu"}
 
-    def boxes(self, passes: CheckedPasses) -> Boxes:
-        """What passes found out."""
-        program = self.program
-        low, high = (
-            np.concatenate([
-                self.form.joined([facts.boxes[k][end] for k in program.activations])
-                for facts in passes.facts
-            ])
-            for end in (0, 1)
-        )  # fmt: skip
-        ends = (*program.outputs, *program.inputs)
-        sizes = [self.form.joined([facts.magnitude(k) for k in ends]) for facts in passes.facts]
-        return Boxes(passes.ends, low, high, np.concatenate(sizes))
-
-    def default(self, boxes: Boxes) -> np.ndarray:
+    def default(self, boxes: Known) -> np.ndarray:
         """The slopes below that the checker takes by itself, zeros and ones, as bits."""
         return np.packbits(default_slopes(self.form, boxes.low, boxes.high)[0] > 0.5, axis=1)
 
@@ -89,13 +60,13 @@ class Grafter:
         """Such slopes as numbers."""
         return np.unpackbits(bits, count=self.form.neurons).astype(np.float16)
 
-    def promising(self, boxes: Boxes) -> np.ndarray:
+    def promising(self, boxes: Known) -> np.ndarray:
         """Which boxes have few neurons that bend."""
         return np.sum((boxes.low < 0) & (boxes.high > 0), axis=1) <= MOST_BENT
 
     def grown(
         self,
-        boxes: Boxes,
+        boxes: Known,
         wanted: list[tuple[int, np.ndarray, np.ndarray]],
         stop: Callable[[], bool],
     ) -> dict[int, Graft]:
@@ -105,7 +76,7 @@ class Grafter:
             reach = np.abs(rows) @ boxes.sizes[box, : rows.shape[1]]
             reach = reach + np.where(np.isfinite(limits), np.abs(limits), 0)
             ends = boxes.ends[0][box], boxes.ends[1][box]
-            margin = ROUNDING * float(np.max(reach))
+            margin = self.rounding * float(np.max(reach))
             roots.append(Root(0, k, ends, boxes.low[box], boxes.high[box], rows, limits, margin))
         tree = Tree(self.program, self.form, roots, patience=PATIENCE)
         while not tree.done:

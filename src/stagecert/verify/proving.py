@@ -21,6 +21,7 @@ from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.certificates import Arrays, CaseProof, Cuts, Leaf, Proof, Slopes, packed
 from stagecert.verify.grafts import Graft, Grafter
 from stagecert.verify.models import OpenModel
+from stagecert.verify.nodes import Form
 from stagecert.verify.planes import Proven
 from stagecert.verify.pruning import pruned, tried
 from stagecert.verify.queries import Group, groups_of
@@ -53,11 +54,17 @@ class Rejected(ProblemError):
 
     Attributes:
         open: of trees that split neurons: the leaves that are not refuted, by case.
+        boxes: of trees of splits on boxes: (node, case of the group) of boxes with such leaves.
     """
 
-    def __init__(self, why: str, open_: dict[int, np.ndarray] | None = None):
+    def __init__(
+        self,
+        why: str,
+        open_: dict[int, np.ndarray] | None = None,
+        boxes: set[tuple[int, int]] | None = None,
+    ):
         super().__init__(why)
-        self.open = open_ or {}
+        self.open, self.boxes = open_ or {}, boxes or set()
 
 
 class OutOfTime(Exception):
@@ -260,7 +267,7 @@ class _Prover:
 
     def _trees(self) -> dict[int, Branches]:
         """The trees that split neurons, once the checker has refuted all their leaves."""
-        found, open_, short = {}, {}, 0.0
+        found, open_, boxes, short = {}, {}, set(), 0.0
         for tree in self.found.branches:
             self.say(f"certificate: {tree.leaves} leaves of case {tree.case + 1} to check")
             begin = time.monotonic()
@@ -275,38 +282,39 @@ class _Prover:
             found[tree.case] = pruned(
                 self.checker, tree, lambda end=end: time.monotonic() > end or self._stop()
             )
-        for tree in self._grafted():
+        for tree, c, nodes in self._grafted():
             self.say(f"certificate: {tree.leaves} leaves of case {tree.case + 1} to check")
             now = tried(self.checker, tree, lambda *_: self.look_at_the_clock())
             if not np.all(now.refuted):
-                left = int(np.sum(~now.refuted))
-                raise Rejected(f"{left} leaves of boxes are not refuted; {now.short:g} are missing")
+                boxes |= {(node, c) for node in nodes[~now.refuted].tolist()}
+                short = max(short, now.short)
             found[tree.case] = tree
-        if open_:
-            raise Rejected(
-                f"{sum(map(len, open_.values()))} leaves of trees are not refuted; "
-                f"{short:g} are missing",
-                open_,
-            )
+        if open_ or boxes:
+            left = f"{sum(map(len, open_.values()))} leaves of trees and {len(boxes)} boxes"
+            raise Rejected(f"{left} are not refuted; {short:g} are missing", open_, boxes)
         return found
 
-    def _grafted(self) -> Iterator[Branches]:
-        """The trees of cases for which neurons were split on some boxes."""
+    def _grafted(self) -> Iterator[tuple[Branches, int, np.ndarray]]:
+        """The trees of cases for which neurons were split on some boxes.
+
+        With them come the case's place in its group, and by leaf the node of the box that it is on.
+        """
         tree = self.found.tree
         if tree is None or not tree.grafts:
             return
-        grafter = Grafter(self.checker.program)
+        grafter = Grafter(self.checker.program, Form(self.checker.program))
         for g, c in sorted({(tree.group[node], c) for node, c in tree.grafts}):
-            yield self._joined(tree, grafter, g, c)
+            joined, nodes = self._joined(tree, grafter, g, c)
+            yield joined, c, nodes
 
-    def _joined(self, tree: Tree, grafter: Grafter, g: int, c: int) -> Branches:
-        """The boxes of a case with the trees on them: one tree."""
+    def _joined(self, tree: Tree, grafter: Grafter, g: int, c: int) -> tuple[Branches, np.ndarray]:
+        """The boxes of a case with the trees on them, as one tree; and the nodes of its leaves."""
         group, form = self.groups[g], grafter.form
         case = group.numbers[c]
         ends = np.array(group.inputs.lower64, float), np.array(group.inputs.upper64, float)
         root, inputs = _Part(case, g, *ends, []), ends[0].size
         closed = {node: row for node, k, row, *_ in tree.closed if k == c}
-        axes, cuts, forces, multipliers, below = [], [], [], [], []
+        axes, cuts, forces, multipliers, below, nodes = [], [], [], [], [], []
         stack = [tree.group.index(g)]
         while stack:
             node = stack.pop()
@@ -318,6 +326,7 @@ class _Prover:
                 forces.append(graft.forces)
                 multipliers.append(self._of_graft(root, group, graft, c))
                 below.append(graft.below.astype(np.float16))
+                nodes += [node] * len(graft.below)
             elif node in closed:
                 weights = {closed[node]: 1.0}
                 if (node, c) in tree.mixed:
@@ -327,16 +336,18 @@ class _Prover:
                 cuts.append([0.0])
                 multipliers.append([self._multipliers(root, weights)])
                 below.append(grafter.slopes(tree.below[node])[None])
+                nodes.append(node)
             else:
                 axes.append([tree.axis[node]])
                 cuts.append([tree.cut[node]])
                 stack += [tree.children[node] + 1, tree.children[node]]
         slopes = np.concatenate(below)
-        return Branches(
+        joined = Branches(
             case, np.concatenate(axes), np.concatenate(cuts), np.concatenate(multipliers),
             np.concatenate([np.zeros(0), *forces]),
             tuple(slopes_of(layer, slopes, slopes) for layer in form.layers.values()),
         )  # fmt: skip
+        return joined, np.array(nodes)
 
     def _of_graft(self, root: _Part, group: Group, graft: Graft, c: int) -> np.ndarray:
         """Multipliers (leaves, rows) of the case's own rows."""

@@ -30,7 +30,7 @@ _MADE_ANEW = {
     "Splitter": {
         "network", "groups", "base", "free", "parts", "double", "batch", "points", "sizes", "lanes",
         "matrix", "limits", "goals", "strict", "units", "places", "used", "most", "checker",
-        "grafter",
+        "form", "grafter", "weighs",
     },
 }  # fmt: skip
 

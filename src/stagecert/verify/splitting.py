@@ -15,9 +15,11 @@ from stagecert.networks.bounding.stepwise import Passes, rows_at_once
 from stagecert.networks.regions import regions_of
 from stagecert.powers import power_below
 from stagecert.problem import as_arrays
-from stagecert.verify.checked import CheckedPasses
+from stagecert.verify.checked import CheckedPasses, Known
+from stagecert.verify.cutting import gains, telling
 from stagecert.verify.grafts import Graft, Grafter
 from stagecert.verify.mixing import mix
+from stagecert.verify.nodes import Form
 from stagecert.verify.queries import Group, for_users, shaped
 from stagecert_check.checker import Checker
 from stagecert_check.functions import Refused
@@ -31,6 +33,10 @@ FEW = 8
 # compiled passes are faster by more than compiling takes, unless most inputs are fixed: these the
 # checker leaves out; or trees of splits of neurons are grown on boxes, which need its facts.
 CHECKED_BOXES, MOSTLY_FIXED = 2**15, 0.25
+# How much the change of a linear bound counts beside what cuts of a box gain at its neurons.
+SLOPE_SHARE = 0.25
+# How much more trees on boxes must exceed their limits once the checker has not followed.
+MORE_MARGIN = 8
 # Neurons times boxes that cost next to nothing.
 CHEAP_NUMBERS = 100_000
 # Points times cases whose violations are computed, and coefficients that are mixed, at a time.
@@ -126,8 +132,12 @@ class Splitter:
         """
         self.network, self.groups, self.checker = network, groups, checker
         # What they find is single precision's word: they are for those who have it checked.
-        grafts = keep and checker is not None and Grafter.able(checker.program)
-        self.grafter = Grafter(checker.program) if grafts and checker is not None else None
+        self.form = None if checker is None else Form(checker.program)
+        self.grafter = None
+        if keep and checker is not None and self.form is not None and Grafter.able(checker.program):
+            self.grafter = Grafter(checker.program, self.form)
+        # What cuts gain is only known of networks whose neurons all say what their lines lose.
+        self.weighs = self.form is not None and telling(self.form)
         lower = np.stack([group.inputs.lower64 for group in groups]).astype(float)
         upper = np.stack([group.inputs.upper64 for group in groups]).astype(float)
         self.base = lower, upper
@@ -265,6 +275,52 @@ class Splitter:
         self.share = np.concatenate([self.share, 0.5 * share[rest], 0.5 * share[rest]])
         return True
 
+    def reopen(self, refuted: set[tuple[int, int]]) -> bool:
+        """Cuts boxes, (node, case), whose trees the checker does not confirm; False if it cannot.
+
+        From now on, bounds of such trees have to be better.
+        """
+        tree = self.tree
+        assert tree is not None
+        assert self.grafter is not None
+        self.grafter.rounding *= MORE_MARGIN
+        tree.grafts = {at: graft for at, graft in tree.grafts.items() if at not in refuted}
+        tree.closed = [one for one in tree.closed if one[:2] not in refuted]
+        tree.mixed = {at: weights for at, weights in tree.mixed.items() if at not in refuted}
+        cases: dict[int, set[int]] = {}
+        for node, c in refuted:
+            cases.setdefault(node, set()).add(c)
+        # Where a box was cut for other cases, its parts are open for these now.
+        nodes, lows, highs, shares, left = [], [], [], [], []
+        stack: list[tuple] = [
+            (g, lower[self.free], upper[self.free], 1.0, set())
+            for g, (lower, upper) in enumerate(zip(*self.base, strict=True))
+        ]
+        while stack:
+            node, low, high, part, mine = stack.pop()
+            mine = mine | cases.get(node, set())
+            if (child := tree.children.get(node)) is not None:
+                axis = int(np.searchsorted(self.free, tree.axis[node]))
+                below, above = high.copy(), low.copy()
+                below[axis] = above[axis] = tree.cut[node]
+                stack += [
+                    (child, low, below, part / 2, mine),
+                    (child + 1, above, high, part / 2, mine),
+                ]
+            elif mine:
+                nodes.append(node)
+                lows.append(low)
+                highs.append(high)
+                shares.append(part)
+                left.append([c in mine for c in range(self.places.shape[1])])
+        lower, upper, share, open_ = (np.array(x) for x in (lows, highs, shares, left))
+        group = np.array([tree.group[node] for node in nodes])
+        self.finished -= float(share.sum())
+        boxes = Boxes(lower, upper, group, np.array(nodes), open_)
+        whole = (self.base[1] - self.base[0])[group][:, self.free]
+        scores = (upper - lower) / np.where(whole > 0, whole, np.inf)
+        return self._halve(boxes, open_, share, scores, np.arange(len(nodes)))
+
     def _bounds(self, lower, upper, boxes: Boxes, count: int, stop) -> "Found | None":
         g = boxes.group
         with jax.enable_x64(True):
@@ -288,15 +344,16 @@ class Splitter:
         part = boxes[np.arange(count)]
         ends = lower[:count], upper[:count]
         found = self._judged(part, bound, coefficients, minimisers, points, violation, ends)
-        if self.grafter is not None and isinstance(passes, CheckedPasses):
-            self._graft(self.grafter, part, passes, found, stop)
+        known = None
+        if self.weighs and self.form is not None and isinstance(passes, CheckedPasses):
+            known = passes.known(self.form)
+        if self.grafter is not None and known is not None:
+            self._graft(self.grafter, part, known, found, stop)
+        found.scores = self._scores(part, coefficients, found.refuted, known)
         return found
 
-    def _graft(
-        self, grafter: Grafter, boxes: Boxes, passes: CheckedPasses, found: "Found", stop
-    ) -> None:
+    def _graft(self, grafter: Grafter, boxes: Boxes, known: Known, found: "Found", stop) -> None:
         """Tries splits of neurons on boxes that are open, and notes what they refute."""
-        known = grafter.boxes(passes)
         found.below = grafter.default(known)
         left = boxes.open & ~found.refuted & grafter.promising(known)[:, None]
         places = np.argwhere(left)
@@ -378,11 +435,10 @@ class Splitter:
                 np.add.at(of_rows, rows[1][k], found.weights[k])
                 weights[int(b[k]), int(c[k])] = of_rows
         return Found(
-            bound, points, violation, self._scores(boxes, coefficients, refuted), refuted, best,
-            weights, margin,
+            bound, points, violation, np.zeros(boxes.lower.shape), refuted, best, weights, margin,
         )  # fmt: skip
 
-    def _scores(self, boxes: Boxes, coefficients, refuted) -> np.ndarray:
+    def _scores(self, boxes: Boxes, coefficients, refuted, known: Known | None) -> np.ndarray:
         """How much each free entry matters to the rows of open cases, and how wide it still is."""
         g = boxes.group
         rows = self._rows_of(g, boxes.open & ~refuted)
@@ -391,8 +447,13 @@ class Splitter:
         # Entries without influence on the linear bounds may still matter: they are cut in the end.
         influence += 1e-3 * np.max(influence, axis=1, keepdims=True) + 1e-12
         width = boxes.upper - boxes.lower
+        # The numbers here were chosen by trial; see docs/verify.md.
+        if known is not None and self.form is not None:
+            b, r = np.nonzero(rows)
+            gained = gains(self.form, known, self.free, b, self.matrix[g[b], r])
+            return gained + SLOPE_SHARE * influence * width
         whole = (self.base[1] - self.base[0])[g][:, self.free]
-        # Long boxes have loose bounds. The exponent was chosen by trial; see docs/verify.md.
+        # Long boxes have loose bounds.
         return influence * width * (width / np.where(whole > 0, whole, np.inf)) ** 0.25
 
     def _violation(self, g, points: np.ndarray) -> np.ndarray:

@@ -58,6 +58,8 @@ SAVE_EVERY = 30.0
 REOPENINGS = 16
 # So many whole boxes are bounded like that before they are split.
 FEW_BOXES = 64
+# Why boxes are left open.
+TOO_SMALL = "A box became too small to split."
 # What is said of a property that the search has decided and the checker has not.
 _UNCHECKED = "Every case is refuted, but no proof is checked."
 
@@ -251,21 +253,31 @@ class Verification:
             self.objection = str(error)
             return self.so_far("unknown", f"The checker cannot follow: {error}.")
         except Rejected as error:
-            if error.open and self.complete is not None and self._reopened < REOPENINGS:
+            if self._reopened < REOPENINGS and (error.open or error.boxes):
                 self._reopened += 1
-                return self._search_further(model, error.open)
+                return self._search_further(model, error)
             self.objection, self.rejected = str(error), True
             return self.so_far("unknown", f"The checker rejects the proof: {error}.")
         return self.so_far()
 
-    def _search_further(self, model: OpenModel, open_: dict[int, np.ndarray]) -> Verdict:
+    def _search_further(self, model: OpenModel, error: Rejected) -> Verdict:
         """Goes on where bounds in single precision were not good enough for the checker."""
-        assert self.complete is not None
-        self.complete.reopen(open_)
-        for g, group in enumerate(self.known.groups):
-            for c, number in enumerate(group.numbers):
-                self.known.states[g].refuted[c] &= number not in open_
-        self._grow_tree()
+        if error.boxes:
+            assert self.splitter is not None
+            assert self.splitter.tree is not None
+            for node, c in error.boxes:
+                self.known.states[self.splitter.tree.group[node]].refuted[c] = False
+            if self.splitter.reopen(error.boxes):
+                self._cut_boxes()
+            else:
+                self.reason = TOO_SMALL
+        else:
+            assert self.complete is not None
+            self.complete.reopen(error.open)
+            for g, group in enumerate(self.known.groups):
+                for c, number in enumerate(group.numbers):
+                    self.known.states[g].refuted[c] &= number not in error.open
+            self._grow_tree()
         if self.known.found is None and self.known.decided() and not self._late():
             return self._pass_the_gate(model)
         return self.so_far(*self._ended) if self._late() else self.so_far()
@@ -419,7 +431,7 @@ class Verification:
                     f"{len(splitter.stack)} waiting, {100 * splitter.finished:.4g} % decided"
                 )
                 if splitter.stuck:
-                    self.reason = "A box became too small to split."
+                    self.reason = TOO_SMALL
                     return
                 if self._over():
                     return
@@ -441,6 +453,12 @@ class Verification:
         )
         self._restored("splitter", splitter)
         self._lasting = {"splitter": splitter}
+        self._cut_boxes()
+
+    def _cut_boxes(self) -> None:
+        """Cuts boxes until none is open, or time is up; attacks in between."""
+        splitter = self.splitter
+        assert splitter is not None
         number, next_descent = 0, 1
         plans = itertools.cycle(attack.LAST)
         while len(splitter.stack):
@@ -451,7 +469,7 @@ class Verification:
                 known = self.known.states[g].bounds
                 np.fmax(known, bounds[: len(known)], out=known)
             if step.stuck:
-                self.reason = "A box became too small to split."
+                self.reason = TOO_SMALL
                 return
             if len(splitter.stack) > splitter.most:
                 self.reason = "The boxes that are left do not fit into the memory allowed."
@@ -460,6 +478,8 @@ class Verification:
             self.attacker.watch(step, descend=number == next_descent)
             if number == next_descent:
                 next_descent *= 3
+                if len(splitter.stack) and not self._over():
+                    self.attacker.try_faces()
                 if not self._over():
                     some = itertools.islice(plans, number // STEPS_AN_ATTACK)
                     self.attacker.try_plans(tuple(some), corners=False)
