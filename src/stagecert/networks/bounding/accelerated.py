@@ -38,16 +38,16 @@ def opened(job: Job, time_limit: float | None) -> Bounds:
         done = job.done(value[: some.stop], bound[: some.stop], slice(some.stop))
         job.show.part(some.start, shape[0])("searching", int(done.sum()), value.size)
 
-    pending = None
+    pending, steps = None, 0
     for some, new in _equal_slices(shape[0], _boxes_to_open(job)):
-        arguments, checks = _first_steps(job, some)
+        arguments, steps, checks = _first_steps(job, some)
         held.add(_kept(checks, arguments, new))
         if pending is not None:  # while the device computes these, those before are read
             absorb(*pending)
         pending = some, new, checks
     if pending is not None:
         absorb(*pending)
-    passes = np.full(shape, opening.passes(opening.STEPS))
+    passes = np.full(shape, opening.passes(steps))
     # What there is no time left for stays as it is.
     otherwise = np.full(shape, Status.TIME_LIMIT, dtype=object)
     otherwise[crossed] = Status.BOUNDS_CROSSED
@@ -94,8 +94,8 @@ def _arguments(kept: _Kept):
     return kept.arguments
 
 
-def _first_steps(job: Job, some: slice) -> tuple[Any, list[Check]]:
-    """Intervals of some boxes, and what float64 says of the first steps."""
+def _first_steps(job: Job, some: slice) -> tuple[Any, int, list[Check]]:
+    """Intervals of some boxes, how many steps were taken, and what float64 says of these."""
     parts, part = job.parts, job.regions[some]
     show = job.show.part(some.start, job.regions.count)
     arguments = enclose(parts, part, job.how.chunk(some), job.memory, show)
@@ -103,7 +103,8 @@ def _first_steps(job: Job, some: slice) -> tuple[Any, list[Check]]:
     problems = parts.layers, parts.last, relaxed, part.sets, jnp.asarray(job.rows[some])
     with jax.enable_x64(job.dtype == np.float64):
         found = opening.opened(*problems, job.dtype)
-    return arguments, checked_in_groups(*problems, found.point, found.proposal)
+    checks = checked_in_groups(*problems, found.point, found.proposal)
+    return arguments, opening.steps_of(relaxed.wedges), checks
 
 
 @dataclass(frozen=True)
