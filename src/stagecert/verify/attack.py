@@ -14,8 +14,10 @@ from stagecert.powers import power_below
 from stagecert.problem import as_arrays
 from stagecert.verify.queries import Group, shaped
 
-# Numbers that the activations of all lanes may take together.
-NUMBERS = 2_000_000
+# Numbers that the activations of all lanes may take together, and the most lanes. Accelerators
+# take a step of thousands of lanes in the time of a few.
+NUMBERS, LANES = 2_000_000, 256
+ON_ACCELERATORS = 400_000_000, 4096
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,10 @@ def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
 
 
 def lanes_at_once(network: Network) -> int:
-    """How many points are followed at once: a power of two, at most 256."""
+    """How many points are followed at once: a power of two."""
     neurons = sum(int(np.prod(node.shape)) for node in network.nodes) or 1
-    return min(power_below(NUMBERS // neurons), 256)
+    numbers, most = (NUMBERS, LANES) if jax.default_backend() == "cpu" else ON_ACCELERATORS
+    return min(power_below(numbers // neurons), most)
 
 
 def in_lanes(network: Network, count: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -188,17 +191,25 @@ def descend(
         assert draw is not None
         directions = draw.uniform(-1, 1, directions.shape)
     with jax.enable_x64(False):
-        single = as_arrays(network, jnp.float32)
-        best, least = _descend(
-            single,
+        best, least = followed(
+            as_arrays(network, jnp.float32),
             jnp.asarray(np.asarray(points, np.float32)),
             jax.tree.map(jnp.asarray, goal),
+            plan,
             jnp.asarray(directions, jnp.float32),
-            Pace(
-                np.float32(plan.rate),
-                np.int32(plan.steps),
-                np.float32(plan.momentum),
-                np.int32(plan.spread),
-            ),
         )
         return Points(np.asarray(best), np.asarray(least))
+
+
+def followed(network: Network, points, goal: Targets, plan: Plan, directions=None):
+    """(points, violations) where gradients lead to, on the device; all in float32."""
+    if directions is None:
+        assert not plan.spread
+        directions = jnp.zeros((len(points), network.output_size), jnp.float32)
+    pace = Pace(
+        np.float32(plan.rate),
+        np.int32(plan.steps),
+        np.float32(plan.momentum),
+        np.int32(plan.spread),
+    )
+    return _descend(network, points, goal, directions, pace)

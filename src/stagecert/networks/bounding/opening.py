@@ -5,7 +5,7 @@ Most problems of a network are within a percent after a few greedy steps. These 
 objectives instead of copied, nothing is recorded, and nothing but the outcome leaves the program.
 An accelerator spends far less time on that than on the steps of `search`, whose states are written
 to memory and read again. What is found is evaluated anew in float64, as there; problems that are
-still open are left to `search`.
+still open get some more steps of the same program, and then are left to `search`.
 """
 
 from typing import Any
@@ -24,15 +24,15 @@ from stagecert.solvers.damped import Damped, Memory, first_memory
 from stagecert.tree import between, select
 
 # After two steps nearly all problems with straight wedges are within a percent, with curved ones
-# nearly none; after four, all. More would help few problems.
-STRAIGHT, CURVED = 2, 4
+# nearly none; after four, all. What is open then gets more, from the beginning.
+STRAIGHT, CURVED, MORE = 2, 4, 7
 
 
 class Opened(eqx.Module):
     """What the steps found: arrays with one axis for all problems, box by box.
 
-    point: where the value is attained. With straight wedges it is a corner, and its fractions are
-    truth values. proposal: what proves the bound. Both are in the precision of the steps.
+    point: where the value is attained. proposal: what proves the bound. Both are in the precision
+    of the steps.
     """
 
     point: Point
@@ -47,53 +47,76 @@ def passes(steps: int) -> int:
 
 
 def steps_of(wedges) -> int:
-    """How many steps are taken with wedges of these kinds."""
+    """How many steps are taken first with wedges of these kinds."""
     return STRAIGHT if all(wedge.straight for wedge in wedges) else CURVED
 
 
+class _State(eqx.Module):
+    """Between two steps: where the search stands, the lines from there, what pieces remember."""
+
+    point: Point
+    value: Any
+    lines: tuple
+    memory: tuple
+
+
 @eqx.filter_jit
-def opened(layers, last, relaxed: Relaxed, inputs, rows, dtype) -> Opened:
-    """Takes the first steps on all problems; arguments as those of `search`."""
+def opened(layers, last, relaxed: Relaxed, inputs, rows, dtype, steps) -> Opened:
+    """Takes so many steps on all problems; the other arguments are those of `search`.
+
+    `steps` is an array: one program, which has a single step in it, takes any number.
+    """
     layers, last, relaxed, inputs, rows = as_arrays((layers, last, relaxed, inputs, rows), dtype)
     straight = all(wedge.straight for wedge in relaxed.wedges)
     damped = default_solvers(straight)[0]
-    steps = steps_of(relaxed.wedges)
 
     def one(relaxed: Relaxed, inputs, row) -> Opened:
-        lines = first_lines(relaxed)
-        point = corner = _corner(layers, last, lines, relaxed, inputs, row)[1]
-        units = [
-            layer.unit(low, high)
-            for layer, (low, high) in zip(layers, relaxed.arguments, strict=True)
-        ]
-        memory = tuple(
-            tuple(tuple(first_memory((unit, w)) for w in side) for side in wedge.slopes())
-            for wedge, unit in zip(relaxed.wedges, units, strict=True)
-        )
-        best: Opened | None = None
-        for count in range(steps):
-            share = damped.share(jnp.asarray(count), rows.dtype)
-            # Wedges made of lines have their optima at corners.
-            point = corner if straight else between(point, corner, share)
-            value, lines, memory = _forward(
-                damped, layers, last, relaxed, row, point, memory, count
-            )
-            bound, corner = _corner(layers, last, lines, relaxed, inputs, row)
-            weights = jax.tree.map(
-                lambda m: m.weights, memory, is_leaf=lambda m: isinstance(m, Memory)
-            )
-            # Wedges made of lines have the same ones wherever they are touched.
-            touched: Any = None if straight else point
-            found = Opened(point, value, Proposal(touched, (weights, ()), None), bound)
-            best = found if best is None else _better(best, found)
-        assert best is not None
-        return best
+        def step(count, carry):
+            state, best = carry
+            bound, corner = _corner(layers, last, state.lines, relaxed, inputs, row)
+            if not straight:  # the first lines touch curves where no point is
+                bound = jnp.where(count > 0, bound, -jnp.inf)
+            best = _better(best, _opened(straight, state, bound))
+
+            def forward():
+                point = between(state.point, corner, damped.share(count, row.dtype))
+                return _forward(damped, layers, last, relaxed, row, point, state.memory, count)
+
+            return jax.lax.cond(count < steps, forward, lambda: state), best
+
+        start = _start(layers, relaxed, inputs, row)
+        best = _opened(straight, start, -start.value)
+        return jax.lax.fori_loop(0, steps + 1, step, (start, best))[1]
 
     def of_box(relaxed, inputs, rows):
         return jax.vmap(lambda row: one(relaxed, inputs, row))(rows)
 
     found = jax.vmap(of_box)(relaxed, inputs, rows)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+
+def _start(layers, relaxed: Relaxed, inputs, row) -> _State:
+    """Before the first step: the wedges' own lines, and no point yet."""
+    units = [
+        layer.unit(low, high) for layer, (low, high) in zip(layers, relaxed.arguments, strict=True)
+    ]
+    memory = tuple(
+        tuple(tuple(first_memory((unit, w)) for w in side) for side in wedge.slopes())
+        for wedge, unit in zip(relaxed.wedges, units, strict=True)
+    )
+    nothing = tuple(jnp.zeros(layer.shape, row.dtype) for layer in layers)
+    infinity = jnp.full((), jnp.inf, row.dtype)
+    return _State(Point(inputs.centre(), nothing), infinity, first_lines(relaxed), memory)
+
+
+def _opened(straight: bool, state: _State, bound) -> Opened:
+    """A state, and the bound that its lines give."""
+    weights = jax.tree.map(
+        lambda m: m.weights, state.memory, is_leaf=lambda m: isinstance(m, Memory)
+    )
+    # Wedges made of lines have the same ones wherever they are touched.
+    touched: Any = None if straight else state.point
+    return Opened(state.point, state.value, Proposal(touched, (weights, ()), None), bound)
 
 
 def _better(one: Opened, other: Opened) -> Opened:
@@ -110,13 +133,12 @@ def _corner(layers, last, lines, relaxed: Relaxed, inputs, row) -> tuple[Any, Po
     """One pass back: a bound, and the corner where it is attained."""
     back = dual_bound(layers, last, lines, relaxed.spans, relaxed.last_span, inputs, row)
     bound = jnp.where(jnp.isnan(back.uncharged), -jnp.inf, back.uncharged)
-    shares = back.shares
-    if all(wedge.straight for wedge in relaxed.wedges):
-        shares = tuple(share > 0 for share in shares)  # they take a quarter of the memory
-    return bound, Point(back.minimiser, shares)
+    return bound, Point(back.minimiser, back.shares)
 
 
-def _forward(damped: Damped, layers, last, relaxed: Relaxed, row, point: Point, memory, count: int):
+def _forward(
+    damped: Damped, layers, last, relaxed: Relaxed, row, point: Point, memory, count
+) -> _State:
     """One pass forward: the value at a point, lines for the next pass back, and the memory."""
     blocks: tuple = ()
     lines, after = [], []
@@ -133,8 +155,7 @@ def _forward(damped: Damped, layers, last, relaxed: Relaxed, row, point: Point, 
         weights = tuple(tuple(m.weights for m in side) for side in (below, above))
         lines.append(lines_at(wedge, x, weights, span))
         after.append((below, above))
-        whole = share.dtype == bool
-        block = jnp.where(share, upper, lower) if whole else (1 - share) * lower + share * upper
-        blocks = (*blocks, block)
+        blocks = (*blocks, (1 - share) * lower + share * upper)
     value = jnp.sum(row * last(point.inputs, blocks))
-    return jnp.where(jnp.isnan(value), jnp.inf, value), tuple(lines), tuple(after)
+    value = jnp.where(jnp.isnan(value), jnp.inf, value)
+    return _State(point, value, tuple(lines), tuple(after))
