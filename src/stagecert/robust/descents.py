@@ -30,11 +30,11 @@ class Found:
     Attributes:
         images: their places among the boxes.
         margins: as computed on the device: below zero where the other class wins.
-        points: (images, replayed, entries), still on the device.
+        points: (images, replayed, entries). Both are still on the device, and longer than `images`.
     """
 
     images: np.ndarray
-    margins: np.ndarray
+    margins: Any
     points: Any
 
 
@@ -99,7 +99,18 @@ class Descents:
             flat = jnp.asarray(starts).reshape(-1, starts.shape[-1])
             points, margins = attack.followed(self._network, flat, goal, plan)
             points, margins = _best(points, margins, aims.shape[1])
-        return Found(some[:count], np.asarray(margins)[:count], points)
+        return Found(some[:count], margins, points)
+
+
+def ahead(every: Iterator[Found]) -> Iterator[Found]:
+    """The same, one behind: while the device computes the next, this one is looked at."""
+    before = None
+    for found in every:
+        if before is not None:
+            yield before
+        before = found
+    if before is not None:
+        yield before
 
 
 def images_at_once(network: Network, aims: int) -> int:
