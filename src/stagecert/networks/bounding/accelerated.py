@@ -26,6 +26,7 @@ from stagecert.networks.bounding.search import (
     search,
 )
 from stagecert.networks.graph import Network
+from stagecert.powers import power_above
 from stagecert.solution import Status
 
 
@@ -68,7 +69,7 @@ def opened(job: Job, time_limit: float | None) -> Bounds:
 
     def improve(some, found: "_Searched", status_of) -> None:
         better = found.value < value[some]
-        late.append((tuple(x[better] for x in some), _rows_of(found.inputs, better)))
+        late.append((tuple(x[better] for x in some), better, found.inputs))
         value[some] = np.where(better, found.value, value[some])
         bound[some] = np.fmax(found.bound, bound[some])
         passes[some] += found.passes
@@ -177,10 +178,14 @@ def _more_steps(job: Job, boxes, targets, size: int, held: Held) -> "_Searched":
     found = _numbers(checks)
     inputs = jax.tree.map(lambda *xs: join_arrays(xs), *(check.inputs for check in checks))
     at = place, targets
+    flat = place * job.rows.shape[1] + targets
+    fill = np.minimum(np.arange(power_above(len(flat))), len(flat) - 1)
+    with jax.enable_x64(True):
+        inputs = _picked_points(inputs, flat[fill])
     return _Searched(
         found.value[at],
         found.bound[at],
-        _rows_of(inputs, at),
+        inputs,
         np.full(len(place), opening.passes(opening.MORE)),
         np.full(len(place), None),
     )
@@ -188,7 +193,7 @@ def _more_steps(job: Job, boxes, targets, size: int, held: Held) -> "_Searched":
 
 @dataclass(frozen=True)
 class _Searched:
-    """What the search found for some problems."""
+    """What the search found for some problems; there are more inputs, on the device."""
 
     value: np.ndarray
     bound: np.ndarray
@@ -228,14 +233,16 @@ def _searched(
     return _Searched(
         found.value[:count],
         found.bound[:count],
-        _rows_of(found.inputs, slice(count)),
+        found.inputs,
         found.passes[:count] + 1,  # one more: the pass back that the search starts from
         np.array(found.status[:count], dtype=object),
     )
 
 
-def _rows_of(tree, rows):
-    return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
+@jax.jit
+def _picked_points(inputs, rows):
+    """Some points of those of all boxes and objectives."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rows], inputs)
 
 
 def _kept(checks: list[Check], arguments, new: int) -> _Kept:
@@ -247,8 +254,13 @@ def _kept(checks: list[Check], arguments, new: int) -> _Kept:
 def _late_inputs(network: Network, held: Held, late: list) -> Any:
     """What the first steps found, and in its place what the search found later."""
     inputs = jax.tree.map(np.array, held.numpy(_inputs))
-    for some, found in late:
-        jax.tree.map(lambda x, new, some=some: x.__setitem__(some, new), inputs, found)
+    for some, better, found in late:
+        chosen = np.flatnonzero(better)  # of more, which only fill an array up
+        jax.tree.map(
+            lambda x, new, some=some, rows=chosen: x.__setitem__(some, np.asarray(new)[rows]),
+            inputs,
+            found,
+        )
     return unhidden(network, inputs)
 
 

@@ -8,6 +8,7 @@ to memory and read again. What is found is evaluated anew in float64, as there; 
 still open get some more steps of the same program, and then are left to `search`.
 """
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -23,9 +24,9 @@ from stagecert.reformulation import Point
 from stagecert.solvers.damped import Damped, Memory, first_memory
 from stagecert.tree import between, select
 
-# After two steps nearly all problems with straight wedges are within a percent, with curved ones
-# nearly none; after four, all. What is open then gets more, from the beginning.
-STRAIGHT, CURVED, MORE = 2, 4, 7
+# After so many steps nearly all problems with straight or curved wedges are within a percent. What
+# is open then gets more, from the beginning.
+STRAIGHT, CURVED, MORE = 3, 4, 6
 
 
 class Opened(eqx.Module):
@@ -52,12 +53,16 @@ def steps_of(wedges) -> int:
 
 
 class _State(eqx.Module):
-    """Between two steps: where the search stands, the lines from there, what pieces remember."""
+    """Between two steps: where the search stands, where it goes, what pieces remember.
+
+    All of this is written to memory after each step, so there is nothing in it that can be made
+    anew: memories have no units.
+    """
 
     point: Point
-    value: Any
-    lines: tuple
+    corner: Point
     memory: tuple
+    best: Opened
 
 
 @eqx.filter_jit
@@ -70,53 +75,58 @@ def opened(layers, last, relaxed: Relaxed, inputs, rows, dtype, steps) -> Opened
     straight = all(wedge.straight for wedge in relaxed.wedges)
     damped = default_solvers(straight)[0]
 
-    def one(relaxed: Relaxed, inputs, row) -> Opened:
-        def step(count, carry):
-            state, best = carry
-            bound, corner = _corner(layers, last, state.lines, relaxed, inputs, row)
-            if not straight:  # the first lines touch curves where no point is
-                bound = jnp.where(count > 0, bound, -jnp.inf)
-            best = _better(best, _opened(straight, state, bound))
+    def start(relaxed: Relaxed, inputs, row) -> _State:
+        bound, corner = _corner(layers, last, first_lines(relaxed), relaxed, inputs, row)
+        if not straight:  # the first lines touch curves where no point is
+            bound = jnp.full_like(bound, -jnp.inf)
+        memory = tuple(
+            tuple(tuple(first_memory((unit, w)) for w in side) for side in wedge.slopes())
+            for wedge, unit in zip(relaxed.wedges, _units(layers, relaxed), strict=True)
+        )
+        best = _opened(straight, corner, jnp.full_like(bound, jnp.inf), memory, bound)
+        return _State(corner, corner, _without_units(memory), best)
 
-            def forward():
-                point = between(state.point, corner, damped.share(count, row.dtype))
-                return _forward(damped, layers, last, relaxed, row, point, state.memory, count)
+    def step(count, relaxed: Relaxed, inputs, row, state: _State) -> _State:
+        # The same arithmetic as that of `Damped.step`.
+        point = between(state.point, state.corner, damped.share(count, row.dtype))
+        memory = _with_units(state.memory, _units(layers, relaxed))
+        value, lines, memory = _forward(damped, layers, last, relaxed, row, point, memory, count)
+        bound, corner = _corner(layers, last, lines, relaxed, inputs, row)
+        best = _better(state.best, _opened(straight, point, value, memory, bound))
+        return _State(point, corner, _without_units(memory), best)
 
-            return jax.lax.cond(count < steps, forward, lambda: state), best
+    def advanced(count, state: _State) -> _State:
+        of_row = jax.vmap(functools.partial(step, count), in_axes=(None, None, 0, 0))
+        return jax.vmap(of_row)(relaxed, inputs, rows, state)
 
-        start = _start(layers, relaxed, inputs, row)
-        best = _opened(straight, start, -start.value)
-        return jax.lax.fori_loop(0, steps + 1, step, (start, best))[1]
-
-    def of_box(relaxed, inputs, rows):
-        return jax.vmap(lambda row: one(relaxed, inputs, row))(rows)
-
-    found = jax.vmap(of_box)(relaxed, inputs, rows)
+    begun = jax.vmap(jax.vmap(start, in_axes=(None, None, 0)))(relaxed, inputs, rows)
+    found = jax.lax.fori_loop(0, steps, advanced, begun).best
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
 
 
-def _start(layers, relaxed: Relaxed, inputs, row) -> _State:
-    """Before the first step: the wedges' own lines, and no point yet."""
-    units = [
+def _units(layers, relaxed: Relaxed) -> list:
+    return [
         layer.unit(low, high) for layer, (low, high) in zip(layers, relaxed.arguments, strict=True)
     ]
-    memory = tuple(
-        tuple(tuple(first_memory((unit, w)) for w in side) for side in wedge.slopes())
-        for wedge, unit in zip(relaxed.wedges, units, strict=True)
-    )
-    nothing = tuple(jnp.zeros(layer.shape, row.dtype) for layer in layers)
-    infinity = jnp.full((), jnp.inf, row.dtype)
-    return _State(Point(inputs.centre(), nothing), infinity, first_lines(relaxed), memory)
 
 
-def _opened(straight: bool, state: _State, bound) -> Opened:
-    """A state, and the bound that its lines give."""
-    weights = jax.tree.map(
-        lambda m: m.weights, state.memory, is_leaf=lambda m: isinstance(m, Memory)
+def _with_units(memory: tuple, units: list) -> tuple:
+    return tuple(
+        tuple(tuple(Memory(m.weights, unit, m.jumps, m.last) for m in side) for side in sides)
+        for sides, unit in zip(memory, units, strict=True)
     )
+
+
+def _without_units(memory: tuple) -> tuple:
+    return _with_units(memory, [None] * len(memory))
+
+
+def _opened(straight: bool, point: Point, value, memory: tuple, bound) -> Opened:
+    """What a step has found."""
+    weights = tuple(tuple(tuple(m.weights for m in side) for side in sides) for sides in memory)
     # Wedges made of lines have the same ones wherever they are touched.
-    touched: Any = None if straight else state.point
-    return Opened(state.point, state.value, Proposal(touched, (weights, ()), None), bound)
+    touched: Any = None if straight else point
+    return Opened(point, value, Proposal(touched, (weights, ()), None), bound)
 
 
 def _better(one: Opened, other: Opened) -> Opened:
@@ -136,9 +146,7 @@ def _corner(layers, last, lines, relaxed: Relaxed, inputs, row) -> tuple[Any, Po
     return bound, Point(back.minimiser, back.shares)
 
 
-def _forward(
-    damped: Damped, layers, last, relaxed: Relaxed, row, point: Point, memory, count
-) -> _State:
+def _forward(damped: Damped, layers, last, relaxed: Relaxed, row, point: Point, memory, count):
     """One pass forward: the value at a point, lines for the next pass back, and the memory."""
     blocks: tuple = ()
     lines, after = [], []
@@ -157,5 +165,4 @@ def _forward(
         after.append((below, above))
         blocks = (*blocks, (1 - share) * lower + share * upper)
     value = jnp.sum(row * last(point.inputs, blocks))
-    value = jnp.where(jnp.isnan(value), jnp.inf, value)
-    return _State(point, value, tuple(lines), tuple(after))
+    return jnp.where(jnp.isnan(value), jnp.inf, value), tuple(lines), tuple(after)
