@@ -102,7 +102,7 @@ def main() -> None:
 
     before = compiled()
     report, first = timed()
-    programs, compiling = (after - earlier for after, earlier in zip(compiled(), before))
+    after = compiled()
     record = {
         "network": options.network,
         "images": report.images,
@@ -115,8 +115,8 @@ def main() -> None:
         "unknown": report.unknown,
         "methods": dict(report.methods),
         "first": first,
-        "programs": programs,
-        "compiling": compiling,
+        "programs": after[0] - before[0],
+        "compiling": after[1] - before[1],
         "seconds": [timed()[1] for _ in range(options.runs)],
         "phases": timed_phases(run),
         "made": machine.made(),

@@ -1,5 +1,6 @@
 """Bounds by auto_LiRPA's α-CROWN on interval bounds of the hidden layers."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -113,17 +114,11 @@ def main():
         common.write(arguments, network, **about, unsupported=message, settings=[])
         return
 
-    theirs = [
-        [tuple(x.cpu() for x in pair) for pair in
-         hidden_intervals(model, _box(problems, part, device)).values()]
-        for part in parts[:1]  # fmt: skip
-    ]
-    theirs = [
-        tuple(np.concatenate([batch[k][side] for batch in theirs]) for side in (0, 1))
-        for k in range(len(theirs[0]))
-    ]
-        first = type(problems)(*(getattr(problems, name)[parts[0]]
-                             for name in ("nominal", "lower", "upper", "rows")))  # fmt: skip
+    first = common.Problems(
+        *(getattr(problems, field.name)[parts[0]] for field in dataclasses.fields(problems))
+    )
+    hidden = hidden_intervals(model, _box(problems, parts[0], device)).values()
+    theirs = [tuple(x.cpu().numpy() for x in pair) for pair in hidden]
     about["interval_difference"] = common.check_intervals(network, first, theirs)
 
     settings = []

@@ -65,7 +65,9 @@ class Descents:
             self._network = as_arrays(network, jnp.float32)
             count = len(labels)
             self._images = _Images(
-                *(jnp.asarray(x.reshape(count, -1)) for x in (boxes.centre, boxes.least, boxes.most)),
+                jnp.asarray(boxes.centre.reshape(count, -1)),
+                jnp.asarray(boxes.least.reshape(count, -1)),
+                jnp.asarray(boxes.most.reshape(count, -1)),
                 jnp.asarray(labels, jnp.int32),
                 jnp.asarray(places, jnp.uint32),
             )
@@ -95,7 +97,8 @@ class Descents:
 
     def _followed(self, some, count: int, aims, starts, plan: attack.Plan) -> Found:
         with jax.enable_x64(False):
-            goal = _goals(self._images, some, jnp.asarray(aims, jnp.int32), self._network.output_size)
+            classes = self._network.output_size
+            goal = _goals(self._images, some, jnp.asarray(aims, jnp.int32), classes)
             flat = jnp.asarray(starts).reshape(-1, starts.shape[-1])
             points, margins = attack.followed(self._network, flat, goal, plan)
             points, margins = _best(points, margins, aims.shape[1])

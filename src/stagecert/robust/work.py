@@ -186,7 +186,7 @@ class Work:
         # So many images are bounded together: one number for each method, so that nothing is
         # compiled twice.
         width = min(options.batch, fitting)
-        self.widths = dict.fromkeys(ladder.METHODS, width)
+        self.widths: dict[str, int] = dict.fromkeys(ladder.METHODS, width)
         if accelerated():
             self.widths = dict.fromkeys(ladder.METHODS, min(width, SEARCHED))
             self.widths["backward"] = min(width, TRIAL)
@@ -317,9 +317,7 @@ class Work:
             self._descend_from_minima(cases, boxes, waiting, np.concatenate(minima))
         return _charge([cases[k] for k in waiting], begin)
 
-    def _asked(
-        self, cases: list[_Case], boxes: Boxes, some: list[int], width: int
-    ) -> ladder.Boxes:
+    def _asked(self, cases: list[_Case], boxes: Boxes, some: list[int], width: int) -> ladder.Boxes:
         """All margins of some images, as many as are always bounded together."""
         # Filled up with the first one, with a limit that ends its search at once.
         filled = some + some[:1] * (width - len(some))

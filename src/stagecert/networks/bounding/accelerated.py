@@ -171,9 +171,7 @@ def _more_steps(job: Job, boxes, targets, size: int, held: Held) -> "_Searched":
     every, place = np.unique(boxes, return_inverse=True)
     fill = every[np.minimum(np.arange(size), len(every) - 1)]
     part = job.regions[fill]
-    relaxed = relax(
-        job.parts.layers, job.parts.last, part.boxes, held.take(fill, _arguments)
-    )
+    relaxed = relax(job.parts.layers, job.parts.last, part.boxes, held.take(fill, _arguments))
     checks = _steps(job, relaxed, part.sets, job.rows[fill], opening.MORE)
     found = _numbers(checks)
     inputs = jax.tree.map(lambda *xs: join_arrays(xs), *(check.inputs for check in checks))
