@@ -14,8 +14,8 @@ from stagecert.robust import boxes as boxes_module
 from stagecert.robust import robust, work
 from stagecert.robust.boxes import Preparation, boxes_around
 from stagecert.robust.data import number
-from stagecert.robust.descents import Descents, _starts
 from stagecert.verify import ladder
+from stagecert.verify.descents import Descents, _starts
 from stagecert.verify.runtime import Session
 from stagecert.verify.runtime_server import MANY
 
@@ -31,7 +31,6 @@ def data() -> Any:
 
 @pytest.fixture
 def accelerated(monkeypatch):
-    monkeypatch.setattr(work, "accelerated", lambda: True)
     monkeypatch.setattr(work, "TRIAL", 4)
     monkeypatch.setattr(bounds, "opens", lambda: True)
 
@@ -51,11 +50,10 @@ def asked(monkeypatch):
 
 
 def test_same_answers(data, accelerated, asked, monkeypatch):
-    found = robust(MODEL, *data, "0.08", batch=40, memory=1.0)
+    found = robust(MODEL, data[0], data[1], "0.08", batch=40, memory=1.0)
     assert {size for _, _, size in asked} == {4, 40}
-    monkeypatch.setattr(work, "accelerated", lambda: False)
     monkeypatch.setattr(bounds, "opens", lambda: False)
-    plain = robust(MODEL, *data, "0.08", batch=40)
+    plain = robust(MODEL, data[0], data[1], "0.08", batch=40)
     assert [row["status"] for row in found.rows] == [row["status"] for row in plain.rows]
     assert found.certified > 0
     for row in found.rows:
@@ -66,7 +64,7 @@ def test_same_answers(data, accelerated, asked, monkeypatch):
 
 def test_dear_methods_end_where_they_do_not_pay(data, accelerated, asked, monkeypatch):
     monkeypatch.setattr(work.Work, "_passes_the_gate", lambda *_: False)  # nothing is certified
-    found = robust(MODEL, *data, "0.08", batch=40, memory=1.0)
+    found = robust(MODEL, data[0], data[1], "0.08", batch=40, memory=1.0)
     assert found.certified == 0
     assert found.unknown > 4
     # The most promising images are tried; the others are not.
@@ -74,14 +72,15 @@ def test_dear_methods_end_where_they_do_not_pay(data, accelerated, asked, monkey
     assert [count for method, count, _ in asked if method == "nonconvex"] == [4]
 
 
-def _descents(count, places, **options):
+def _descents(count, places):
     with np.load(DIGITS / "digits.npz") as file:
         images = file["images"][list(places)]
     boxes = boxes_around(images, Preparation(number("0.1", "eps")))
     aims = np.tile(np.arange(1, 4), (count, 1))
     return boxes, Descents(
-        networks.load(MODEL), boxes, np.zeros(count, int), aims, np.array(places), 3, **options
-    )
+        networks.load(MODEL), boxes.centre, boxes.least, boxes.most, np.zeros(count, int), aims,
+        np.array(places), 3,
+    )  # fmt: skip
 
 
 def test_starting_points_depend_on_the_place_only():
@@ -112,7 +111,8 @@ def test_descents_say_what_the_network_computes():
         points = np.asarray(found.points)
         assert np.all(np.diff(margins, axis=1) >= 0)
         for k in range(len(found.images)):
-            outputs = session.run(None, {"image": points[k].reshape(-1, 1, 8, 8)})[0]
+            outputs: Any
+            (outputs,) = session.run(None, {"image": points[k].reshape(-1, 1, 8, 8)})
             best = (outputs[:, :1] - outputs[:, 1:4]).min(axis=1)
             assert np.all(margins[k] >= best - 1e-4)
     assert seen == [0, 1, 2]

@@ -48,8 +48,11 @@ class Regions:
 
         def place(x):
             if id(x) not in placed:
-                sent = jnp.asarray(self.singles.get(id(x), x)[rows])
-                placed[id(x)] = sent.astype(x.dtype)
+                single = self.singles.get(id(x))
+                if single is None:
+                    placed[id(x)] = jnp.asarray(x[rows])
+                else:
+                    placed[id(x)] = jnp.asarray(single[rows]).astype(x.dtype)
             return placed[id(x)]
 
         sets, boxes = jax.tree.map(place, (self.sets, self.boxes))

@@ -7,18 +7,18 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-import jax
 import numpy as np
 
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
+from stagecert.networks.bounding import bounds
 from stagecert.networks.bounding.jobs import boxes_at_once, default_memory
 from stagecert.powers import power_below
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
-from stagecert.robust.descents import Descents, Found, ahead
 from stagecert.verify import agreement, attack, ladder
+from stagecert.verify.descents import Descents, Found, ahead
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
 from stagecert.verify.verify import verify
@@ -132,7 +132,7 @@ def must_be_covered(model: OpenModel) -> None:
 
 def accelerated() -> bool:
     """Whether there is a device that takes many images in the time of a few."""
-    return jax.default_backend() != "cpu"
+    return bounds.opens()
 
 
 def memory_or_default(memory: float | None) -> float:
@@ -214,7 +214,14 @@ class Work:
         labels = np.array([case.finding.label for case in cases])
         aims = np.stack([case.aims for case in cases])
         self._descents = Descents(
-            self.model.network, boxes, labels, aims, np.array(places), self.seed
+            self.model.network,
+            boxes.centre,
+            boxes.least,
+            boxes.most,
+            labels,
+            aims,
+            np.array(places),
+            self.seed,
         )
         self._attack(cases, boxes)
         begin = _charge(cases, begin)
@@ -304,10 +311,10 @@ class Work:
             some = waiting[first : first + width]
             found = self.ladder.bound(method, self._asked(cases, boxes, some, width))
             assert found is not None  # there is no time limit
-            for k, bounds in zip(some, found.bound, strict=False):
+            for k, bound in zip(some, found.bound, strict=False):
                 case, known = cases[k], cases[k].finding
                 # A bound that is not a number says nothing.
-                case.bounds = np.fmax(case.bounds, bounds)
+                case.bounds = np.fmax(case.bounds, bound)
                 known.bound = float(case.bounds.min())
                 if 0 < known.bound < np.inf and self._passes_the_gate(case, boxes, k):
                     known.status, known.certified = "certified", True

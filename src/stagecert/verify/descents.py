@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.networks import Network
+from stagecert.powers import power_above
 from stagecert.problem import as_arrays
-from stagecert.robust.boxes import Boxes
 from stagecert.verify import attack
 
 # Points of each image that may be run in ONNX Runtime after a descent, the most promising ones.
@@ -43,7 +43,7 @@ class Descents:
 
     Args:
         network: the network.
-        boxes: of the batch.
+        centre, least, most: the images and the ends of their boxes, in float32.
         labels: the right class of each image.
         aims: (images, aims), the other classes that each is pushed towards.
         places: of the images in the data set: random numbers depend on these.
@@ -53,7 +53,9 @@ class Descents:
     def __init__(
         self,
         network: Network,
-        boxes: Boxes,
+        centre: np.ndarray,
+        least: np.ndarray,
+        most: np.ndarray,
         labels: np.ndarray,
         aims: np.ndarray,
         places: np.ndarray,
@@ -61,15 +63,17 @@ class Descents:
     ):
         self.aims = aims
         self.at_once = images_at_once(network, aims.shape[1])
+        # Filled up, so that the last batch, which is shorter, needs few other programs.
+        count = len(labels)
+        fill = np.minimum(np.arange(power_above(count)), count - 1)
         with jax.enable_x64(False):
             self._network = as_arrays(network, jnp.float32)
-            count = len(labels)
             self._images = _Images(
-                jnp.asarray(boxes.centre.reshape(count, -1)),
-                jnp.asarray(boxes.least.reshape(count, -1)),
-                jnp.asarray(boxes.most.reshape(count, -1)),
-                jnp.asarray(labels, jnp.int32),
-                jnp.asarray(places, jnp.uint32),
+                jnp.asarray(centre.reshape(count, -1)[fill]),
+                jnp.asarray(least.reshape(count, -1)[fill]),
+                jnp.asarray(most.reshape(count, -1)[fill]),
+                jnp.asarray(labels[fill], jnp.int32),
+                jnp.asarray(places[fill], jnp.uint32),
             )
             self._key = jax.random.key(seed)
 
