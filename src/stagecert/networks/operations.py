@@ -163,7 +163,8 @@ def _as_product(conv: Conv, weights, x):
     outputs, channels = weights.shape[:2]
     flat = jnp.moveaxis(weights.reshape(outputs, channels, -1), 2, 1).reshape(outputs, -1)
     entries = jnp.concatenate(patches, axis=1)
-    return jnp.einsum("ok,nkp->nop", flat, entries).reshape(len(x), outputs, *counts)
+    found = jnp.einsum("ok,nkp->nop", flat, entries, precision="highest")
+    return found.reshape(len(x), outputs, *counts)
 
 
 def _own_conv_fwd(conv: Conv, weights, x):

@@ -274,7 +274,7 @@ class Work:
     def _replay_best(self, cases: list[_Case], boxes: Boxes, found: Found) -> None:
         """Runs the best point of each image, and others where it does not do what it should."""
         margins = np.asarray(found.margins)[: len(found.images)]
-        points = np.asarray(found.points[:, 0])[: len(found.images)]
+        points = np.asarray(found.best)[: len(found.images)]
         usable = np.isfinite(margins)
         first = usable[:, 0]
         if first.any():
@@ -283,7 +283,7 @@ class Work:
         rest = usable[:, 1:] & (np.array(still_open) & (margins[:, 0] <= 0))[:, None]
         if rest.any():
             lanes, ranks = np.nonzero(rest)
-            points = np.asarray(found.points)[lanes, 1 + ranks]
+            points = np.asarray(found.others)[lanes, ranks]
             self._replay(cases, found.images[lanes], points, boxes)
 
     def _replay(self, cases, images: np.ndarray, points: np.ndarray, boxes: Boxes) -> None:

@@ -205,7 +205,7 @@ def followed(network: Network, points, goal: Targets, plan: Plan, directions=Non
     """(points, violations) where gradients lead to, on the device; all in float32."""
     if directions is None:
         assert not plan.spread
-        directions = jnp.zeros((len(points), network.output_size), jnp.float32)
+        directions = np.zeros((len(points), network.output_size), np.float32)
     pace = Pace(
         np.float32(plan.rate),
         np.int32(plan.steps),

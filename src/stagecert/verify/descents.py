@@ -30,12 +30,15 @@ class Found:
     Attributes:
         images: their places among the boxes.
         margins: as computed on the device: below zero where the other class wins.
-        points: (images, replayed, entries). Both are still on the device, and longer than `images`.
+        best: (images, entries), the first of each.
+        others: (images, replayed - 1, entries). All three are still on the device, and longer than
+            `images`.
     """
 
     images: np.ndarray
     margins: Any
-    points: Any
+    best: Any
+    others: Any
 
 
 class Descents:
@@ -72,8 +75,8 @@ class Descents:
                 jnp.asarray(centre.reshape(count, -1)[fill]),
                 jnp.asarray(least.reshape(count, -1)[fill]),
                 jnp.asarray(most.reshape(count, -1)[fill]),
-                jnp.asarray(labels[fill], jnp.int32),
-                jnp.asarray(places[fill], jnp.uint32),
+                jnp.asarray(labels[fill].astype(np.int32)),
+                jnp.asarray(places[fill].astype(np.uint32)),
             )
             self._key = jax.random.key(seed)
 
@@ -90,7 +93,7 @@ class Descents:
         place[images] = np.arange(len(images))
         for some, count in self._in_groups(images):
             mine = place[some]
-            starts = np.asarray(points[mine], np.float32)
+            starts = np.asarray(points[mine], np.float32).reshape(-1, points.shape[-1])
             yield self._followed(some, count, aims[mine], starts, plan)
 
     def _in_groups(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
@@ -102,11 +105,9 @@ class Descents:
     def _followed(self, some, count: int, aims, starts, plan: attack.Plan) -> Found:
         with jax.enable_x64(False):
             classes = self._network.output_size
-            goal = _goals(self._images, some, jnp.asarray(aims, jnp.int32), classes)
-            flat = jnp.asarray(starts).reshape(-1, starts.shape[-1])
-            points, margins = attack.followed(self._network, flat, goal, plan)
-            points, margins = _best(points, margins, aims.shape[1])
-        return Found(some[:count], margins, points)
+            goal = _goals(self._images, some, aims.astype(np.int32), classes)
+            points, margins = attack.followed(self._network, starts, goal, plan)
+            return Found(some[:count], *_best(points, margins, aims.shape[1]))
 
 
 def ahead(every: Iterator[Found]) -> Iterator[Found]:
@@ -137,7 +138,7 @@ class _Images(eqx.Module):
 
 @eqx.filter_jit
 def _starts(images: _Images, key, some, aims: int, turn):
-    """Starting points (some, aims, entries)."""
+    """Starting points (some * aims, entries)."""
 
     def one(image, aim):
         low, high = images.least[image], images.most[image]
@@ -151,7 +152,8 @@ def _starts(images: _Images, key, some, aims: int, turn):
         return jnp.where(turn == 0, images.centre[image], other)
 
     every = jnp.arange(aims)
-    return jax.vmap(lambda image: jax.vmap(lambda aim: one(image, aim))(every))(jnp.asarray(some))
+    found = jax.vmap(lambda image: jax.vmap(lambda aim: one(image, aim))(every))(jnp.asarray(some))
+    return found.reshape(-1, found.shape[-1])
 
 
 @eqx.filter_jit
@@ -176,7 +178,5 @@ def _best(points, margins, aims: int):
     margins = margins.reshape(-1, aims)
     margins = jnp.where(jnp.isfinite(margins), margins, jnp.inf)
     order = jnp.argsort(margins, axis=1, stable=True)[:, :REPLAYED]
-    return (
-        jnp.take_along_axis(points, order[..., None], axis=1),
-        jnp.take_along_axis(margins, order, axis=1),
-    )
+    chosen = jnp.take_along_axis(points, order[..., None], axis=1)
+    return jnp.take_along_axis(margins, order, axis=1), chosen[:, 0], chosen[:, 1:]
