@@ -225,9 +225,8 @@ def _interleaved(weights, y, sizes, conv: Conv):
     weights = weights.reshape(math.prod(strides) * channels, outputs, *taps)
     around = [(t - 1, c - n) for t, c, n in zip(taps, counts, y.shape[2:], strict=True)]
     padded = jnp.pad(y, ((0, 0), (0, 0), *around))
-    found = _own_conv(
-        Conv((1,) * rank, ((0, 0),) * rank, (1,) * rank, (1,) * rank), weights, padded
-    )
+    ones = (1,) * rank
+    found = jnp.asarray(_own_conv(Conv(ones, ((0, 0),) * rank, ones, ones), weights, padded))
     found = found.reshape(len(y), *strides, channels, *counts)
     order = [k for i in range(rank) for k in (2 + rank + i, 1 + i)]
     found = found.transpose(0, 1 + rank, *order)
