@@ -53,6 +53,7 @@ PHASES = (
     (accelerated, "relax", "wedges"),
     (opening, "opened", SEARCH[0]),
     (accelerated, "checked_in_groups", "evaluation"),
+    (accelerated, "_more_steps", SEARCH[1]),
     (accelerated, "_searched", SEARCH[1]),
 )
 

@@ -103,6 +103,35 @@ def test_slices_are_of_one_size_and_cover_all():
             assert fresh == list(range(count))
 
 
+@pytest.mark.parametrize(("name", "rtol"), [("relu", 1e-1), ("softplus", 1e-3)])
+def test_what_is_open_gets_more_steps(name, rtol, opening, monkeypatch):
+    calls = []
+    before = accelerated._more_steps
+
+    def counted(job, boxes, targets, size, held):
+        calls.append((boxes, targets, size))
+        return before(job, boxes, targets, size, held)
+
+    monkeypatch.setattr(accelerated, "_more_steps", counted)
+    monkeypatch.setattr(accelerated.opening, "steps_of", lambda _: 1)
+    result = networks.bound(NETS[name], LOW, HIGH, ROWS, intermediate="ibp", rtol=rtol)
+    ((boxes, targets, size),) = calls
+    assert size == len(LOW)
+    one, more = accelerated.opening.passes(1), accelerated.opening.passes(accelerated.opening.MORE)
+    taken = np.full(result.passes.shape, one)
+    taken[boxes, targets] += more
+    assert np.all(result.passes >= taken)
+    assert np.all(result.passes[taken == one] == one)
+    assert np.all(result.gap <= 1e-6 + rtol * np.abs(result.bound))
+    assert result.inputs.shape == (11, 2, 4)
+    assert np.all((result.inputs >= LOW[:, None]) & (result.inputs <= HIGH[:, None]))
+    assert np.all(result.attained >= result.bound)
+    # More steps are a matter of effort, not of what can be proven.
+    exact = networks.bound(NETS[name], LOW, HIGH, ROWS, intermediate="ibp", rtol=1e-2)
+    assert np.all(result.bound <= exact.value)
+    assert np.all(exact.bound <= result.value)
+
+
 def test_thresholds(opening):
     exact = networks.bound(NETS["relu"], LOW, HIGH, ROWS, intermediate="ibp")
     below = exact.bound - 0.1 * np.abs(exact.bound) - 0.1

@@ -1,5 +1,6 @@
 """Bounds by auto_LiRPA's α-CROWN on interval bounds of the hidden layers."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -34,7 +35,7 @@ def torch_network(network):
     return nn.Sequential(*modules).eval()
 
 
-def bounded(network, alphas):
+def bounded(network, alphas, device):
     dense = alphas == "dense"
     options = {
         "sparse_features_alpha": not dense,
@@ -48,12 +49,16 @@ def bounded(network, alphas):
             "early_stop_patience": 10**9,
         },
     }
-    return BoundedModule(torch_network(network), torch.zeros(1, 3, 32, 32), bound_opts=options)
+    example = torch.zeros(1, 3, 32, 32, device=device)
+    return BoundedModule(
+        torch_network(network).to(device), example, bound_opts=options, device=device
+    )
 
 
-def _box(problems, part):
+def _box(problems, part, device):
     nominal, lower, upper = (
-        torch.from_numpy(getattr(problems, name)[part]) for name in ("nominal", "lower", "upper")
+        torch.from_numpy(getattr(problems, name)[part]).to(device)
+        for name in ("nominal", "lower", "upper")
     )
     return BoundedTensor(nominal, PerturbationLpNorm(norm=np.inf, x_L=lower, x_U=upper))
 
@@ -66,23 +71,25 @@ def hidden_intervals(model, x):
     return {node.name: (node.lower.detach(), node.upper.detach()) for node in inputs}
 
 
-def bounds(model, problems, part, steps):
+def bounds(model, problems, part, steps, device):
     """Bounds of a batch of images; `steps` evaluations, one fewer gradient steps."""
     model.bound_opts["optimize_bound_args"]["iteration"] = steps
-    x, rows = _box(problems, part), torch.from_numpy(problems.rows[part])
+    x, rows = _box(problems, part, device), torch.from_numpy(problems.rows[part]).to(device)
     hidden = hidden_intervals(model, x)
     model.init_alpha((x,), c=rows, bound_upper=False, interm_bounds=hidden)
     found, _ = model.compute_bounds(
         x=(x,), C=rows, method="CROWN-Optimized", bound_upper=False, interm_bounds=hidden
     )
-    return found.detach().numpy()
+    return found.detach().cpu().numpy()
 
 
 def main():
     parser = common.parser(__doc__, steps="2,5,20")
     parser.add_argument("--batch", type=int, default=12, help="images bounded at once")
     parser.add_argument("--alphas", choices=["dense", "sparse"], default="dense")
+    parser.add_argument("--device", default="cpu", help="where PyTorch computes: cpu or cuda")
     arguments = parser.parse_args()
+    device = arguments.device
     network, problems, steps = common.read(arguments)
     count = len(problems.rows)
     parts = [slice(i, min(i + arguments.batch, count)) for i in range(0, count, arguments.batch)]
@@ -94,10 +101,11 @@ def main():
         "threads": torch.get_num_threads(),
         "batch": arguments.batch,
         "alphas": arguments.alphas,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
     }
-    model = bounded(network, arguments.alphas)
+    model = bounded(network, arguments.alphas, device)
     try:
-        bounds(model, problems, parts[0], 2)  # warm-up
+        bounds(model, problems, parts[0], 2, device)  # warm-up
     except NotImplementedError as error:
         if network.activation == "relu":
             raise
@@ -106,17 +114,17 @@ def main():
         common.write(arguments, network, **about, unsupported=message, settings=[])
         return
 
-    theirs = [list(hidden_intervals(model, _box(problems, part)).values()) for part in parts]
-    theirs = [
-        tuple(np.concatenate([batch[k][side] for batch in theirs]) for side in (0, 1))
-        for k in range(len(theirs[0]))
-    ]
-    about["interval_difference"] = common.check_intervals(network, problems, theirs)
+    first = common.Problems(
+        *(getattr(problems, field.name)[parts[0]] for field in dataclasses.fields(problems))
+    )
+    hidden = hidden_intervals(model, _box(problems, parts[0], device)).values()
+    theirs = [tuple(x.cpu().numpy() for x in pair) for pair in hidden]
+    about["interval_difference"] = common.check_intervals(network, first, theirs)
 
     settings = []
     for k in steps:
         cpu, wall, found = common.timed(
-            lambda k=k: np.concatenate([bounds(model, problems, part, k) for part in parts])
+            lambda k=k: np.concatenate([bounds(model, problems, part, k, device) for part in parts])
         )
         settings.append(common.setting(k, cpu, wall, found))
     common.write(arguments, network, **about, settings=settings)

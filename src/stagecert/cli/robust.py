@@ -52,7 +52,10 @@ def robust(
     batch: Annotated[
         int | None, typer.Option(help="Images computed together; by default what fits.")
     ] = None,
-    memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GiB that arrays may take; by default 1, and half of a GPU's."),
+    ] = None,
     worker_memory: WorkerMemory = None,
     workers: Workers = None,
     ray: RayAddress = None,

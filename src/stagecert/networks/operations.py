@@ -130,12 +130,41 @@ def _own_conv(conv: Conv, weights, x):
 
     XLA's transposed convolutions in float64 on CPUs are four to ten times slower than these, and
     with uneven padding its plain ones are up to thirty times slower than on arrays padded before.
-    On GPUs, those with strides or few channels are up to six times slower.
+    On GPUs, those with strides or few channels are up to six times slower; and in float64 their
+    libraries compute convolutions without the units that matrix products have.
     """
     if x.dtype != np.float64:
         return conv.plain(weights, x)
     padded = jnp.pad(x, ((0, 0), (0, 0), *conv.padding))
-    return dataclasses.replace(conv, padding=((0, 0),) * len(conv.padding)).plain(weights, padded)
+    bare = dataclasses.replace(conv, padding=((0, 0),) * len(conv.padding))
+    if jax.default_backend() != "cpu" and _patches_are_small(conv, weights):
+        return _as_product(bare, weights, padded)
+    return bare.plain(weights, padded)
+
+
+def _patches_are_small(conv: Conv, weights) -> bool:
+    """Whether all patches together are not much larger than what they are cut from."""
+    return math.prod(weights.shape[2:]) <= 9 * math.prod(conv.strides)
+
+
+def _as_product(conv: Conv, weights, x):
+    """A convolution without padding as a matrix product: sums of the same products."""
+    kernel = weights.shape[2:]
+    sizes = zip(x.shape[2:], kernel, conv.strides, conv.dilation, strict=True)
+    counts = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes]
+    patches = []
+    for offset in np.ndindex(*kernel):
+        first = [i * d for i, d in zip(offset, conv.dilation, strict=True)]
+        ends = zip(first, counts, conv.strides, strict=True)
+        last = [i + (n - 1) * s + 1 for i, n, s in ends]
+        steps = (1, 1, *conv.strides)
+        patch = jax.lax.slice(x, (0, 0, *first), (*x.shape[:2], *last), steps)
+        patches.append(patch.reshape(*x.shape[:2], -1))
+    outputs, channels = weights.shape[:2]
+    flat = jnp.moveaxis(weights.reshape(outputs, channels, -1), 2, 1).reshape(outputs, -1)
+    entries = jnp.concatenate(patches, axis=1)
+    found = jnp.einsum("ok,nkp->nop", flat, entries, precision="highest")
+    return found.reshape(len(x), outputs, *counts)
 
 
 def _own_conv_fwd(conv: Conv, weights, x):
@@ -196,7 +225,8 @@ def _interleaved(weights, y, sizes, conv: Conv):
     weights = weights.reshape(math.prod(strides) * channels, outputs, *taps)
     around = [(t - 1, c - n) for t, c, n in zip(taps, counts, y.shape[2:], strict=True)]
     padded = jnp.pad(y, ((0, 0), (0, 0), *around))
-    found = jax.lax.conv_general_dilated(padded, weights, (1,) * rank, "VALID")
+    ones = (1,) * rank
+    found = jnp.asarray(_own_conv(Conv(ones, ((0, 0),) * rank, ones, ones), weights, padded))
     found = found.reshape(len(y), *strides, channels, *counts)
     order = [k for i in range(rank) for k in (2 + rank + i, 1 + i)]
     found = found.transpose(0, 1 + rank, *order)

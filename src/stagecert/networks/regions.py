@@ -1,7 +1,9 @@
 """Where the inputs may be: boxes, Euclidean balls, or both, one for each problem of a batch."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,6 +13,9 @@ import numpy as np
 from stagecert.errors import ProblemError
 from stagecert.networks.graph import Network
 from stagecert.sets import AbstractSet, Ball, Box, BoxBall, Product
+
+# Arrays of so many numbers are worth threads.
+LARGE = 2**24
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,15 @@ class Regions:
         boxes: ((low, high), ...), one pair for each input.
         shapes: the inputs' shapes in the graph.
         boxed: whether the sets are the boxes.
+        singles: float32 arrays that some of these arrays were made of, by their ids: half as much
+            to send to a device.
     """
 
     sets: AbstractSet
     boxes: tuple
     shapes: tuple
     boxed: bool
+    singles: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -40,7 +48,11 @@ class Regions:
 
         def place(x):
             if id(x) not in placed:
-                placed[id(x)] = jnp.asarray(x[rows])
+                single = self.singles.get(id(x))
+                if single is None:
+                    placed[id(x)] = jnp.asarray(x[rows])
+                else:
+                    placed[id(x)] = jnp.asarray(single[rows]).astype(x.dtype)
             return placed[id(x)]
 
         sets, boxes = jax.tree.map(place, (self.sets, self.boxes))
@@ -54,8 +66,8 @@ def regions_of(network: Network, lower, upper, ball) -> Regions:
     if lower is None or upper is None:
         raise ProblemError("Give lower and upper, or a ball, or all of them.")
     lows, highs = _per_input(network, lower, "lower"), _per_input(network, upper, "upper")
-    lows = tuple(-_away_from_zero(-low) for low in lows)
-    highs = tuple(map(_away_from_zero, highs))
+    lows = tuple(_away_from_zero(low, -1) for low in lows)
+    highs = tuple(_away_from_zero(high, 1) for high in highs)
     pairs = tuple(zip(lows, highs, strict=True))
     count = len(lows[0])
     for k, (low, high) in enumerate(pairs):
@@ -73,7 +85,20 @@ def regions_of(network: Network, lower, upper, ball) -> Regions:
             )
     if count == 0:
         raise ProblemError("There are no boxes: the batch is empty.")
-    return Regions(set_of_boxes(pairs), pairs, network.input_shapes, True)
+    singles = {**_singles(lows, lower), **_singles(highs, upper)}
+    return Regions(set_of_boxes(pairs), pairs, network.input_shapes, True, singles)
+
+
+def _singles(doubles: tuple[np.ndarray, ...], given: Any) -> dict[int, np.ndarray]:
+    """The arrays that were given in float32, by the ids of those that were made of them."""
+    found = {}
+    for double, array in zip(doubles, given if len(doubles) > 1 else (given,), strict=True):
+        if isinstance(array, np.ndarray) and array.dtype == np.float32:
+            # Devices may take numbers below the normal range for zero.
+            tiny = np.finfo(np.float32).tiny
+            if not _anywhere(lambda x, tiny=tiny: (x != 0) & (np.abs(x) < tiny), array):
+                found[id(double)] = array.reshape(double.shape)
+    return found
 
 
 def set_of_boxes(pairs: tuple) -> AbstractSet:
@@ -105,7 +130,7 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
     wide = radius.reshape(-1, *(1,) * (middle.ndim - 1))
     # One unit in the last place further out, so that rounding leaves nothing outside.
     low, high = np.nextafter(middle - wide, -np.inf), np.nextafter(middle + wide, np.inf)
-    low, high = -_away_from_zero(-low), _away_from_zero(high)
+    low, high = _away_from_zero(low, -1), _away_from_zero(high, 1)
     if (lower is None) != (upper is None):
         raise ProblemError("Give both lower and upper with a ball, or neither.")
     if lower is None:
@@ -121,24 +146,46 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
     return Regions(sets, pairs, network.input_shapes, False)
 
 
-def _away_from_zero(ends: np.ndarray) -> np.ndarray:
-    """Upper ends, no lower than before, that are normal numbers or zero.
+def _away_from_zero(ends: np.ndarray, side: int) -> np.ndarray:
+    """Ends of boxes that are normal numbers or zero, upper ones (side 1) no lower than before.
 
     Processors take numbers below the normal range for zero, and a large weight may follow.
     """
     tiny = np.finfo(np.float64).tiny
     if not _anywhere(lambda x: (x != 0) & (np.abs(x) < tiny), ends):
         return ends
-    return np.where(np.abs(ends) < tiny, np.where(ends > 0, tiny, 0.0), ends)
+    return np.where(np.abs(ends) < tiny, np.where(side * ends > 0, side * tiny, 0.0), ends)
 
 
 def _anywhere(test, *arrays: np.ndarray) -> bool:
-    """Whether a test holds for any entry; a few rows at a time, so that results stay in caches."""
-    rows = max(100_000 // max(math.prod(arrays[0].shape[1:]), 1), 1)
-    return any(
-        np.any(test(*(x[begin : begin + rows] for x in arrays)))
-        for begin in range(0, len(arrays[0]), rows)
-    )
+    """Whether a test holds for any entry."""
+    return any(_by_rows(lambda some: bool(np.any(test(*(x[some] for x in arrays)))), arrays[0]))
+
+
+def _by_rows(function, array: np.ndarray) -> Iterator:
+    """A function of slices of rows, a few rows at a time, so that results stay in caches.
+
+    In threads where there is much to do: an accelerator waits for it.
+    """
+    large = array.size >= LARGE
+    rows = max((1_000_000 if large else 100_000) // max(math.prod(array.shape[1:]), 1), 1)
+    slices = [slice(begin, begin + rows) for begin in range(0, len(array), rows)]
+    if not large:
+        yield from map(function, slices)
+        return
+    with ThreadPoolExecutor() as threads:
+        yield from threads.map(function, slices)
+
+
+def _doubled(given: Any) -> np.ndarray:
+    """An array in float64."""
+    array = np.asarray(given)
+    if array.dtype == np.float64 or array.size < LARGE:
+        return np.asarray(array, np.float64)
+    double = np.empty(array.shape, np.float64)
+    for _ in _by_rows(lambda some: double.__setitem__(some, array[some]), array):
+        pass
+    return double
 
 
 def _name(network: Network, index: int) -> str:
@@ -158,7 +205,7 @@ def _per_input(network: Network, given: Any, what: str) -> tuple[np.ndarray, ...
     for k, (array, graph, user) in enumerate(zip(arrays, network.input_shapes, shown, strict=True)):
         name = _name(network, k)
         try:
-            array = np.asarray(array, np.float64)
+            array = _doubled(array)
         except (TypeError, ValueError) as error:
             raise ProblemError(f"{what}{name} is no array of numbers: {error}") from None
         if array.ndim == 0 or array.shape[1:] != tuple(user):

@@ -6,7 +6,7 @@ after each operation, both ends move outwards by one unit in the last place, mor
 rounded. Proofs use the outer ends of the results, counterexamples the inner ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
@@ -108,6 +108,25 @@ class Boxes:
 
 def boxes_around(images: np.ndarray, how: Preparation) -> Boxes:
     """The boxes around some images."""
+    if images.dtype == np.uint8:
+        return _of_levels(images, how)
+    return _boxes(images, how)
+
+
+def _of_levels(images: np.ndarray, how: Preparation) -> Boxes:
+    """The same for pixels that have few levels: the boxes of each level, looked up."""
+    levels = np.arange(256, dtype=np.uint8)
+    channels = max(len(how.mean), len(how.std))
+    if channels == 1:
+        table = _boxes(levels[None], how)
+        return Boxes(*(getattr(table, f.name)[0][images] for f in fields(Boxes)))
+    # One row of levels for each channel; images are (count, channels, height, width).
+    table = _boxes(np.broadcast_to(levels, (1, channels, 1, 256)), how)
+    every = np.arange(channels)[:, None, None]
+    return Boxes(*(getattr(table, f.name)[0, every, 0, images] for f in fields(Boxes)))
+
+
+def _boxes(images: np.ndarray, how: Preparation) -> Boxes:
     single = _pixels(images)
     exact = _Interval.of(single.astype(np.float64))
     low, high = _ends(exact, how)

@@ -13,7 +13,14 @@ from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
 from stagecert.robust.data import DataSet, data_set, number
 from stagecert.robust.images import Images
-from stagecert.robust.work import METHODS, Options, largest_batch, must_be_covered, open_classifier
+from stagecert.robust.work import (
+    METHODS,
+    Options,
+    largest_batch,
+    memory_or_default,
+    must_be_covered,
+    open_classifier,
+)
 from stagecert.sweeps import Item, Row, Store
 from stagecert.sweeps.campaign import Campaign
 from stagecert.sweeps.tables import Format, check_format
@@ -36,7 +43,7 @@ def robust(
     seed: int = 0,
     limit: int | None = None,
     batch: int | None = None,
-    memory: float = 1.0,
+    memory: float | None = None,
     format: Format = "csv",
     engine: sweeps.Engine | None = None,
     progress: Callable[[list[Row]], None] | None = None,
@@ -65,8 +72,9 @@ def robust(
         seed: for those points.
         limit: take the first images only.
         batch: how many images are computed together; by default as many as fit into the memory,
-            and at most 128.
-        memory: GiB that arrays may take.
+            and at most 128; 4096 on accelerators.
+        memory: GiB that arrays may take. None is 1 GiB on CPUs, and half of what the device lends
+            elsewhere.
         format: of the table in `out`: "csv", or "parquet" with the extra stagecert[parquet].
         engine: what computes: `sweeps.InProcess()` (the default), `sweeps.Processes(workers)` or
             `sweeps.Ray(address, workers)`. The rows are the same.
@@ -112,7 +120,7 @@ class Robustness(Campaign):
         seed: int = 0,
         limit: int | None = None,
         batch: int | None = None,
-        memory: float = 1.0,
+        memory: float | None = None,
     ):
         if method not in METHODS:
             raise ProblemError(f"method must be one of {', '.join(METHODS)}, not {method!r}.")
@@ -121,7 +129,7 @@ class Robustness(Campaign):
         ):  # fmt: skip
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ProblemError(f"{name} must be at least {least}, not {value!r}.")
-        if not 0 < memory < float("inf"):
+        if memory is not None and not 0 < memory < float("inf"):
             raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
         if not 0 < time_limit < float("inf"):
             raise ProblemError(f"time_limit must be a positive number of s, not {time_limit!r}.")
@@ -148,7 +156,7 @@ class Robustness(Campaign):
                 f"The model ends in {opened.dropped}, which keeps the order of classes: it is "
                 "left out, and margins and bounds are about the logits."
             )
-        self.batch = batch or largest_batch(opened.network, memory)
+        self.batch = batch or largest_batch(opened.network, memory_or_default(memory))
         count = min(len(data), limit or len(data))
         self.items = [Item(place, _key(place, data)) for place in range(count)]
         self.keys = {item.key for item in self.items}

@@ -12,11 +12,13 @@ import numpy as np
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.networks import Network
-from stagecert.networks.bounding.jobs import boxes_at_once
+from stagecert.networks.bounding import bounds
+from stagecert.networks.bounding.jobs import boxes_at_once, default_memory
 from stagecert.powers import power_below
 from stagecert.robust.boxes import Boxes, Preparation, boxes_around
 from stagecert.robust.data import DataSet
 from stagecert.verify import agreement, attack, ladder
+from stagecert.verify.descents import Descents, Found, ahead
 from stagecert.verify.models import OpenModel
 from stagecert.verify.proving import Rejected, certify
 from stagecert.verify.verify import verify
@@ -31,9 +33,12 @@ TRIED = {
 }
 # The attack aims at this many classes at most: those that come nearest on the image itself.
 AIMS = 9
-# Points of each image that are run in ONNX Runtime after an attack, the most promising ones.
-REPLAYED = 4
-LARGEST_BATCH = 128
+# Images in a batch. Accelerators want thousands at once: what they take together of these is
+# limited by the memory where it is needed.
+LARGEST_BATCH, ON_ACCELERATORS = 128, 4096
+# There, so many boxes are searched together, and so many images get passes back for every neuron
+# before it is asked whether that pays.
+SEARCHED, TRIAL = 256, 16
 
 
 @dataclass
@@ -125,8 +130,22 @@ def must_be_covered(model: OpenModel) -> None:
         ) from None
 
 
+def accelerated() -> bool:
+    """Whether there is a device that takes many images in the time of a few."""
+    return bounds.opens()
+
+
+def memory_or_default(memory: float | None) -> float:
+    """GiB that arrays may take: one on CPUs, half of what the device lends elsewhere."""
+    if memory is not None:
+        return memory
+    return default_memory() if accelerated() else 1.0
+
+
 def largest_batch(network: Network, memory: float) -> int:
     """How many images fill the memory (GiB): a power of two."""
+    if accelerated():
+        return ON_ACCELERATORS
     neurons = sum(prod(node.shape) for node in network.nodes)
     inputs = sum(prod(shape) for shape in network.input_shapes)
     # The search holds about 40 numbers of 4 bytes for each neuron of each margin.
@@ -142,7 +161,7 @@ class Options:
     check: bool
     restarts: int
     seed: int
-    memory: float
+    memory: float | None
     batch: int
     time_limit: float
 
@@ -158,16 +177,19 @@ class Work:
         self.model, self.data, self.how = model, data, how
         self.methods, self.time_limit = TRIED[options.method], options.time_limit
         self.check, self.restarts = options.check, options.restarts
-        self.seed, self.memory = options.seed, options.memory
+        self.seed, self.memory = options.seed, memory_or_default(options.memory)
         self.classes = model.network.output_size
-        self.ladder = ladder.Ladder(model.network, self.memory)
-        # Numbers of images that are multiples of this have the same compiled programs.
-        self.width = min(
-            options.batch,
-            boxes_at_once(
-                self.ladder.parts, model.network.input_shapes, self.classes - 1, self.memory
-            ),
+        self.ladder = ladder.Ladder(model.network, self.memory, searching=accelerated())
+        fitting = boxes_at_once(
+            self.ladder.parts, model.network.input_shapes, self.classes - 1, self.memory
         )
+        # So many images are bounded together: one number for each method, so that nothing is
+        # compiled twice.
+        width = min(options.batch, fitting)
+        self.widths: dict[str, int] = dict.fromkeys(ladder.METHODS, width)
+        if accelerated():
+            self.widths = dict.fromkeys(ladder.METHODS, min(width, SEARCHED))
+            self.widths["backward"] = min(width, TRIAL)
         self._compare()
 
     def _compare(self) -> None:
@@ -189,32 +211,53 @@ class Work:
         boxes = boxes_around(self.data.images[list(places)], self.how)
         for case, outputs in zip(cases, self.model.run(boxes.centre), strict=True):
             self._predict(case, outputs)
-        self._attack(cases, boxes, [np.random.default_rng([self.seed, p]) for p in places])
+        labels = np.array([case.finding.label for case in cases])
+        aims = np.stack([case.aims for case in cases])
+        self._descents = Descents(
+            self.model.network,
+            boxes.centre,
+            boxes.least,
+            boxes.most,
+            labels,
+            aims,
+            np.array(places),
+            self.seed,
+        )
+        self._attack(cases, boxes)
         begin = _charge(cases, begin)
         self.ladder.forget()
-        for method in self.methods:
-            waiting = [case for case in cases if case.open]
-            if not waiting:
-                break
-            if method == "complete":
-                for k, case in enumerate(cases):
-                    if case.open:
-                        self._search_completely(case, cases, boxes, k)
-                        begin = _charge([case], begin)
-            else:
-                self._bound(cases, boxes, method)
-                begin = _charge(waiting, begin)
+        first, *dearer = [method for method in self.methods if method != "complete"]
+        begin = self._bound(cases, boxes, first, _open(cases), begin)
+        for group in self._groups(cases):
+            for method in dearer:
+                some = [k for k in group if cases[k].open]
+                begin = self._bound(cases, boxes, method, some, begin)
+            if self.ladder.searching and not any(cases[k].finding.certified for k in group):
+                break  # these were the most promising ones: it would not pay for the others
+        if "complete" in self.methods:
+            for k in _open(cases):
+                self._search_completely(cases[k], cases, boxes, k)
+                begin = _charge([cases[k]], begin)
         return [(_finished(case.finding), case.seconds, case.point) for case in cases]
+
+    def _groups(self, cases: list[_Case]) -> list[list[int]]:
+        """The open images as they get dearer bounds: all, or the best first, a few at a time."""
+        waiting = _open(cases)
+        if not self.ladder.searching:
+            return [waiting]
+        waiting.sort(key=lambda k: -np.min(cases[k].bounds))
+        size = self.widths["backward"]
+        return [waiting[begin : begin + size] for begin in range(0, len(waiting), size)]
 
     def _predict(self, case: _Case, outputs: np.ndarray) -> None:
         found = case.finding
+        case.aims = _nearest(outputs, found.label)
         if not np.all(np.isfinite(outputs)):
             found.status = "error"
             found.note = "the model's outputs for the image itself are not finite"
             return
         found.predicted = int(np.argmax(outputs))
         found.correct = found.predicted == found.label
-        case.aims = _nearest(outputs, found.label)
         if found.correct:
             found.attack = _margin(outputs, found.label)
         else:
@@ -222,53 +265,26 @@ class Work:
 
     # -- counterexamples ------------------------------------------------------------------------
 
-    def _attack(self, cases: list[_Case], boxes: Boxes, draws) -> None:
-        """Descends from the image itself, corners and random points towards the nearest classes."""
-        lanes, starts = [], []
-        for k, case in enumerate(cases):
-            if not case.open:
-                continue
-            aims = len(case.aims)
-            least, most = boxes.least[k].reshape(-1), boxes.most[k].reshape(-1)
-            points = attack.start_points(least, most, aims * self.restarts, draws[k])
-            points[:aims] = boxes.centre[k].reshape(-1)
-            lanes += [(k, int(case.aims[j % aims])) for j in range(len(points))]
-            starts.append(points)
-        if lanes:
-            self._descend(cases, boxes, lanes, np.concatenate(starts), attack.SHORT[0])
+    def _attack(self, cases: list[_Case], boxes: Boxes) -> None:
+        """From the images, from corners, from random points, towards the nearest classes."""
+        for turn in range(self.restarts):
+            for found in ahead(self._descents.from_scratch(np.array(_open(cases), int), turn)):
+                self._replay_best(cases, boxes, found)
 
-    def _descend(self, cases, boxes: Boxes, lanes, starts, plan: attack.Plan) -> None:
-        """Follows gradients for lanes (image, other class), and replays the best points."""
-        points, margins = [], []
-        for some, count in attack.in_lanes(self.model.network, len(lanes)):
-            goal = self._targets(cases, boxes, [lanes[k] for k in some])
-            found = attack.descend(self.model.network, starts[some], goal, plan)
-            points.append(found.points[:count])
-            margins.append(found.violation[:count])
-        points, margins = np.concatenate(points), np.concatenate(margins)
-        margins = np.where(np.isnan(margins), np.inf, margins)
-        images = np.array([k for k, _ in lanes])
-        chosen = []
-        for k in np.unique(images):
-            mine = np.flatnonzero(images == k)
-            best = mine[np.argsort(margins[mine], kind="stable")[:REPLAYED]]
-            chosen += best[np.isfinite(margins[best])].tolist()
-        if chosen:
-            self._replay(cases, images[chosen], points[chosen], boxes)
-
-    def _targets(self, cases, boxes: Boxes, lanes) -> attack.Targets:
-        images = [k for k, _ in lanes]
-        rows = np.zeros((len(lanes), 1, self.classes), np.float32)
-        for lane, (k, other) in enumerate(lanes):
-            rows[lane, 0, cases[k].finding.label] = 1
-            rows[lane, 0, other] = -1
-        return attack.Targets(
-            boxes.least[images].reshape(len(lanes), -1),
-            boxes.most[images].reshape(len(lanes), -1),
-            rows,
-            np.zeros((len(lanes), 1), np.float32),
-            np.ones((len(lanes), 1), bool),
-        )
+    def _replay_best(self, cases: list[_Case], boxes: Boxes, found: Found) -> None:
+        """Runs the best point of each image, and others where it does not do what it should."""
+        margins = np.asarray(found.margins)[: len(found.images)]
+        points = np.asarray(found.best)[: len(found.images)]
+        usable = np.isfinite(margins)
+        first = usable[:, 0]
+        if first.any():
+            self._replay(cases, found.images[first], points[first], boxes)
+        still_open = [cases[k].open for k in found.images]
+        rest = usable[:, 1:] & (np.array(still_open) & (margins[:, 0] <= 0))[:, None]
+        if rest.any():
+            lanes, ranks = np.nonzero(rest)
+            points = np.asarray(found.others)[lanes, ranks]
+            self._replay(cases, found.images[lanes], points, boxes)
 
     def _replay(self, cases, images: np.ndarray, points: np.ndarray, boxes: Boxes) -> None:
         """Whether ONNX Runtime misclassifies points of images, moved into their boxes."""
@@ -286,29 +302,32 @@ class Work:
 
     # -- bounds -----------------------------------------------------------------------------------
 
-    def _bound(self, cases: list[_Case], boxes: Boxes, method: str) -> None:
-        """Bounds all margins of the open images."""
-        waiting, minima = [k for k, case in enumerate(cases) if case.open], []
-        for begin in range(0, len(waiting), self.width):
-            some = waiting[begin : begin + self.width]
-            found = self.ladder.bound(method, self._asked(cases, boxes, some))
+    def _bound(
+        self, cases: list[_Case], boxes: Boxes, method: str, waiting: list[int], begin: float
+    ) -> float:
+        """Bounds all margins of some images; charges them, and returns the time now."""
+        minima, width = [], self.widths[method]
+        for first in range(0, len(waiting), width):
+            some = waiting[first : first + width]
+            found = self.ladder.bound(method, self._asked(cases, boxes, some, width))
             assert found is not None  # there is no time limit
-            for k, bounds in zip(some, found.bound, strict=False):
+            for k, bound in zip(some, found.bound, strict=False):
                 case, known = cases[k], cases[k].finding
                 # A bound that is not a number says nothing.
-                case.bounds = np.fmax(case.bounds, bounds)
+                case.bounds = np.fmax(case.bounds, bound)
                 known.bound = float(case.bounds.min())
                 if 0 < known.bound < np.inf and self._passes_the_gate(case, boxes, k):
                     known.status, known.certified = "certified", True
                     known.checked, known.method = self.check, method
             minima.append(found.points[: len(some)])
-        if method != "ibp":
+        if waiting and (method != "ibp" or self.ladder.searching):
             self._descend_from_minima(cases, boxes, waiting, np.concatenate(minima))
+        return _charge([cases[k] for k in waiting], begin)
 
-    def _asked(self, cases: list[_Case], boxes: Boxes, some: list[int]) -> ladder.Boxes:
+    def _asked(self, cases: list[_Case], boxes: Boxes, some: list[int], width: int) -> ladder.Boxes:
         """All margins of some images, as many as are always bounded together."""
         # Filled up with the first one, with a limit that ends its search at once.
-        filled = some + some[:1] * (self.width - len(some))
+        filled = some + some[:1] * (width - len(some))
         limits = np.zeros((len(filled), 1))
         limits[len(some) :] = float(np.finfo(np.float32).min)
         labels = [cases[k].finding.label for k in filled]
@@ -359,15 +378,22 @@ class Work:
 
     def _descend_from_minima(self, cases, boxes: Boxes, waiting: list[int], points) -> None:
         """Attacks from where the relaxation is smallest."""
-        lanes, starts = [], []
-        for b, k in enumerate(waiting):
-            if cases[k].open:
-                others = np.delete(np.arange(self.classes), cases[k].finding.label)
-                for row in np.argsort(cases[k].bounds, kind="stable")[:AIMS]:
-                    lanes.append((k, int(others[row])))
-                    starts.append(points[b, row])
-        if lanes:
-            self._descend(cases, boxes, lanes, np.array(starts), attack.NEAR)
+        places = [b for b, k in enumerate(waiting) if cases[k].open]
+        if not places:
+            return
+        some = np.array(waiting)[places]
+        others = np.stack([
+            np.delete(np.arange(self.classes), cases[k].finding.label) for k in some
+        ])  # fmt: skip
+        order = np.argsort([cases[k].bounds for k in some], axis=1, kind="stable")[:, :AIMS]
+        starts = np.asarray(points, np.float32)[np.array(places)[:, None], order]
+        aims = np.take_along_axis(others, order, axis=1)
+        for found in ahead(self._descents.from_points(some, aims, starts, attack.NEAR)):
+            self._replay_best(cases, boxes, found)
+
+
+def _open(cases: list[_Case]) -> list[int]:
+    return [k for k, case in enumerate(cases) if case.open]
 
 
 def property_of(lower, upper, label: int, classes: int) -> properties.Property:
@@ -397,6 +423,8 @@ def property_of(lower, upper, label: int, classes: int) -> properties.Property:
 def _charge(those: list[_Case], begin: float) -> float:
     """Shares the time since `begin` out among some images; returns the time now."""
     now = time.perf_counter()
+    if not those:
+        return begin
     for case in those:
         case.seconds += (now - begin) / len(those)
     return now

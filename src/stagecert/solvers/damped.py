@@ -117,9 +117,7 @@ class Damped(AbstractSolver):
 
     def step(self, problem, state: DampedState):
         dtype = jax.tree.leaves(state.point)[0].dtype
-        late = jnp.maximum(state.count - self.whole, 0).astype(dtype)
-        share = jnp.where(late == 0, 1.0, 0.5 * self.settle / (self.settle + late))
-        point = tree.between(state.point, state.corner, share.astype(dtype))
+        point = tree.between(state.point, state.corner, self.share(state.count, dtype))
         evaluation = evaluate(
             problem, point, self._remembering(state.count), state.memory, with_gradient=False
         )
@@ -129,6 +127,11 @@ class Damped(AbstractSolver):
         corner = Point(evaluation.minimiser, evaluation.consistent.shares)
         passes = passes_of_evaluate(with_gradient=False)
         return DampedState(point, corner, memory, state.count + 1), report(evaluation, passes)
+
+    def share(self, count, dtype):
+        """How far towards the corner the step goes that comes after `count` others."""
+        late = jnp.maximum(count - self.whole, 0).astype(dtype)
+        return jnp.where(late == 0, 1.0, 0.5 * self.settle / (self.settle + late)).astype(dtype)
 
     def _remembering(self, count):
         def treatment_of(slack_share):

@@ -14,8 +14,10 @@ from stagecert.powers import power_below
 from stagecert.problem import as_arrays
 from stagecert.verify.queries import Group, shaped
 
-# Numbers that the activations of all lanes may take together.
-NUMBERS = 2_000_000
+# Numbers that the activations of all lanes may take together, and the most lanes. Accelerators
+# take a step of thousands of lanes in the time of a few.
+NUMBERS, LANES = 2_000_000, 256
+ON_ACCELERATORS = 400_000_000, 4096
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,11 @@ class Points:
 class Targets(eqx.Module):
     """For each lane the box to stay in and the rows to satisfy."""
 
-    lower: np.ndarray
-    upper: np.ndarray
-    rows: np.ndarray
-    goals: np.ndarray
-    used: np.ndarray
+    lower: Any
+    upper: Any
+    rows: Any
+    goals: Any
+    used: Any
 
 
 def targets(groups: tuple[Group, ...], lanes: list[tuple[int, int]]) -> Targets:
@@ -104,8 +106,9 @@ def _size(network: Network) -> int:
 
 
 def lanes_at_once(network: Network) -> int:
-    """How many points are followed at once: a power of two, at most 256."""
-    return min(power_below(NUMBERS // _size(network)), 256)
+    """How many points are followed at once: a power of two."""
+    numbers, most = (NUMBERS, LANES) if jax.default_backend() == "cpu" else ON_ACCELERATORS
+    return min(power_below(numbers // _size(network)), most)
 
 
 def looks(network: Network) -> int:
@@ -212,17 +215,25 @@ def descend(
         assert draw is not None
         directions = draw.uniform(-1, 1, directions.shape)
     with jax.enable_x64(False):
-        single = as_arrays(network, jnp.float32)
-        best, least = _descend(
-            single,
+        best, least = followed(
+            as_arrays(network, jnp.float32),
             jnp.asarray(np.asarray(points, np.float32)),
             jax.tree.map(jnp.asarray, goal),
+            plan,
             jnp.asarray(directions, jnp.float32),
-            Pace(
-                np.float32(plan.rate),
-                np.int32(plan.steps),
-                np.float32(plan.momentum),
-                np.int32(plan.spread),
-            ),
         )
         return Points(np.asarray(best), np.asarray(least))
+
+
+def followed(network: Network, points, goal: Targets, plan: Plan, directions=None):
+    """(points, violations) where gradients lead to, on the device; all in float32."""
+    if directions is None:
+        assert not plan.spread
+        directions = np.zeros((len(points), network.output_size), np.float32)
+    pace = Pace(
+        np.float32(plan.rate),
+        np.int32(plan.steps),
+        np.float32(plan.momentum),
+        np.int32(plan.spread),
+    )
+    return _descend(network, points, goal, directions, pace)

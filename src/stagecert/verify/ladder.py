@@ -59,6 +59,8 @@ class Ladder:
         memory: GiB that arrays may take.
         left: seconds that are left; None if there is no limit.
         say: is told now and then how far things are.
+        searching: "ibp" is the search on intervals, not one pass back: on accelerators it costs no
+            more.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class Ladder:
         memory: float,
         left: Callable[[], float | None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
+        searching: bool = False,
     ):
         self.network, self.memory, self.left, self.say = network, memory, left, say
+        self.searching = searching
         self._arguments: dict[int, tuple] = {}  # of activations: intervals, by one pass back
 
     @cached_property
@@ -86,7 +90,8 @@ class Ladder:
 
         None if time was up before there was any.
         """
-        return (self._by_passes if method in METHODS[:2] else self._by_search)(method, boxes)
+        by_passes = METHODS[1:2] if self.searching else METHODS[:2]
+        return (self._by_passes if method in by_passes else self._by_search)(method, boxes)
 
     def _by_passes(self, method: str, boxes: Boxes) -> Bounded | None:
         """One pass back, on intervals or on intervals that passes back have tightened."""
@@ -126,7 +131,7 @@ class Ladder:
             *self._ends(boxes),
             boxes.rows,
             method="nonconvex",
-            intermediate=self._earlier(boxes) if method == "nonconvex" else "optimised",
+            intermediate=self._earlier(boxes) if method == "nonconvex" else method,
             threshold=np.where(np.isfinite(boxes.limits), boxes.limits, np.finfo(float).max),
             time_limit=None if left is None else max(left, 0.01),
             memory=self.memory,

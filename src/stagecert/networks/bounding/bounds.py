@@ -96,7 +96,7 @@ def bound(
             the tolerances of what the network attains. `value` is then what the network itself
             attains at `inputs`: no method at all can prove more.
         max_iterations, time_limit: limits on the search; bounds found until then are valid. (On
-            GPUs, two steps for all problems come before the search, and are not counted.)
+            GPUs, two to four steps for all problems come before the search, and are not counted.)
         precision: of the search: "float32", "float64", or "tf32", which on GPUs multiplies numbers
             of 11 bits, about twice as fast; for gaps well below 1 % that is too coarse. What is
             returned is always evaluated in float64.
@@ -173,7 +173,7 @@ def bound(
         job = Job(
             network, parts, regions, rows, goal, how, limits, dtype, memory, Progress(progress)
         )
-        if method == "nonconvex" and opens() and parts.layers and max_iterations > opening.STEPS:
+        if method == "nonconvex" and opens() and parts.layers and max_iterations > opening.CURVED:
             found = opened(job, time_limit)
         else:
             found = _in_chunks(job, method, time_limit)
