@@ -78,9 +78,8 @@ def _descents(count, places):
     boxes = boxes_around(images, Preparation(number("0.1", "eps")))
     aims = np.tile(np.arange(1, 4), (count, 1))
     return boxes, Descents(
-        networks.load(MODEL), boxes.centre, boxes.least, boxes.most, np.zeros(count, int), aims,
-        np.array(places), 3,
-    )  # fmt: skip
+        networks.load(MODEL), boxes, np.zeros(count, int), aims, np.array(places), 3
+    )
 
 
 def test_starting_points_depend_on_the_place_only():

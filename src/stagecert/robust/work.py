@@ -214,14 +214,7 @@ class Work:
         labels = np.array([case.finding.label for case in cases])
         aims = np.stack([case.aims for case in cases])
         self._descents = Descents(
-            self.model.network,
-            boxes.centre,
-            boxes.least,
-            boxes.most,
-            labels,
-            aims,
-            np.array(places),
-            self.seed,
+            self.model.network, boxes, labels, aims, np.array(places), self.seed
         )
         self._attack(cases, boxes)
         begin = _charge(cases, begin)

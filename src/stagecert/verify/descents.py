@@ -46,7 +46,7 @@ class Descents:
 
     Args:
         network: the network.
-        centre, least, most: the images and the ends of their boxes, in float32.
+        boxes: `centre`, `least` and `most` are the images and the ends of their boxes, in float32.
         labels: the right class of each image.
         aims: (images, aims), the other classes that each is pushed towards.
         places: of the images in the data set: random numbers depend on these.
@@ -56,9 +56,7 @@ class Descents:
     def __init__(
         self,
         network: Network,
-        centre: np.ndarray,
-        least: np.ndarray,
-        most: np.ndarray,
+        boxes: Any,
         labels: np.ndarray,
         aims: np.ndarray,
         places: np.ndarray,
@@ -72,9 +70,10 @@ class Descents:
         with jax.enable_x64(False):
             self._network = as_arrays(network, jnp.float32)
             self._images = _Images(
-                jnp.asarray(centre.reshape(count, -1)[fill]),
-                jnp.asarray(least.reshape(count, -1)[fill]),
-                jnp.asarray(most.reshape(count, -1)[fill]),
+                *(
+                    jnp.asarray(x.reshape(count, -1)[fill])
+                    for x in (boxes.centre, boxes.least, boxes.most)
+                ),
                 jnp.asarray(labels[fill].astype(np.int32)),
                 jnp.asarray(places[fill].astype(np.uint32)),
             )
