@@ -484,7 +484,6 @@ def test_networks_with_convolutions_have_no_stations():
 @pytest.mark.parametrize("stations", [False, True])
 def test_threads_find_the_same_proofs(stations, monkeypatch):
     monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9 if stations else 1e-9)
-    monkeypatch.setattr(nodes, "LEAST_LANES", 1)
     layers, rows, least = random_case(5)
     text = shifted(rows, least - 0.02)
     found = [verify(dense(layers), text, 60, threads=threads) for threads in (1, 3)]

@@ -62,7 +62,7 @@ def verify(
     memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
     threads: Annotated[
         int | None,
-        typer.Option(help="For splits of neurons and their check; all cores by default."),
+        typer.Option(help="For the check of trees that split neurons; all cores by default."),
     ] = None,
     relaxation: Annotated[
         str, typer.Option(help="What stands for a neuron on whole boxes: triangle or envelope.")

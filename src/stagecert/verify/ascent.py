@@ -19,13 +19,10 @@ from stagecert.verify.nodes import (
     Pass,
     back,
     forth,
-    joined,
     lines_of,
     offsets,
-    portions_of,
 )
 from stagecert_check.straight import hull_slope
-from stagecert_check.threads import mapped
 
 # How far slopes of relu move at the first step, and how later steps shrink: from defaults, and
 # from those of a parent.
@@ -75,12 +72,6 @@ def ascend(
         there = form.there
         lanes, goal, aim = sent(there, (lanes, goal, aim))
         return fetched(_ascend(there, lanes, steps, goal, aim, fresh))
-    if len(portions := portions_of(form, len(lanes))) > 1:
-        found = mapped(
-            lambda some: _ascend(form, lanes[some], steps, goal[some], aim and aim[some], fresh),
-            portions, form.threads,
-        )  # fmt: skip
-        return joined(list(found))
     return _ascend(form, lanes, steps, goal, aim, fresh)
 
 

@@ -12,11 +12,9 @@ from stagecert.verify.nodes import (
     Pass,
     back,
     lines_of,
-    portions_of,
     set_lines,
 )
 from stagecert_check.functions import Activation
-from stagecert_check.threads import mapped
 
 LAST_RESORT = 1e-4  # the score of neurons whose relaxation loses nothing now, in proportion
 
@@ -120,11 +118,6 @@ def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
     if form.there is not None:
         there = form.there
         return fetched(_parts_bounds(there, *sent(there, (lanes, picks))))
-    if len(portions := portions_of(form, len(lanes))) > 1:
-        found = mapped(
-            lambda some: _parts_bounds(form, lanes[some], picks[some]), portions, form.threads
-        )
-        return np.concatenate(list(found))
     return _parts_bounds(form, lanes, picks)
 
 

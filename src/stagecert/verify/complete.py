@@ -53,7 +53,7 @@ class Complete:
     def __init__(self, checker: Checker, groups: tuple[Group, ...], *, memory=1.0, keep=True):
         self.checker, self.program, self.groups = checker, checker.program, groups
         self.memory, self.keep = memory, keep
-        self.form = Form(self.program, checker.threads)
+        self.form = Form(self.program)
         self.tree: Tree | None = None
         self.kept = np.arange(self.form.neurons)  # those that the tree is about
         # The checker's facts, without neurons that are zero: with default lines, and the latest.
@@ -85,7 +85,7 @@ class Complete:
         for g, open_ in enumerate(open_cases):
             if open_.any():
                 box = self.whole(g).box
-                form = Form(self._plain[g].facts.program, self.checker.threads)
+                form = Form(self._plain[g].facts.program)
                 tightener = Tightener(self.checker, form, box[0][None], box[1][None], stop)
                 try:
                     self._wholes[g] = self._derived(g, tightener)
@@ -134,7 +134,7 @@ class Complete:
             # What is zero on the box is left out.
             narrow = self._narrow[roots[0].group]
             self.kept, program = _places(form, program, narrow), narrow.facts.program
-            form = Form(program, self.checker.threads)
+            form = Form(program)
             roots = [replace(root, low=root.low[self.kept], high=root.high[self.kept])
                      for root in roots]  # fmt: skip
         else:
@@ -154,7 +154,7 @@ class Complete:
                 kept[index] = self.kept[mine] - layer.some.start
         program = narrow_program(self.program, kept)
         vars(tree).update(program=program, keep=self.keep, stop=stop)
-        tree.settle(Form(program, self.checker.threads))
+        tree.settle(Form(program))
         return tree
 
     def _root(self, g: int, c: int) -> Root:

@@ -60,12 +60,12 @@ class Lemmas:
 class Prover:
     """Decides signs of the entries of an argument of relu, and brings ends of intervals nearer."""
 
-    def __init__(self, facts: Facts, argument: int, stop: Callable[[], bool], threads: int = 1):
+    def __init__(self, facts: Facts, argument: int, stop: Callable[[], bool]):
         self.facts, self.argument, self.stop = facts, argument, stop
         # What is off already takes no part.
         self.narrow = narrowed(Narrow(known_before(facts, argument)))
         self.program = self.narrow.facts.program
-        self.form = Form(self.program, threads)
+        self.form = Form(self.program)
         boxes = [self.narrow.facts.boxes[k] for k in self.program.activations]
         self.low, self.high = (np.concatenate([box[k].reshape(-1) for box in boxes])
                                for k in (0, 1))  # fmt: skip

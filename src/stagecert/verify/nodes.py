@@ -14,8 +14,7 @@ functions leave them to the library whose arrays they are.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from stagecert_check.linear import Conv
 # Numbers in an array of many lanes: so many that arrays of a pass fit into a processor's caches;
 # on a GPU, so that a pass takes longer than to start it.
 LANE_NUMBERS, LANE_NUMBERS_THERE = 100_000, 2**25
-LEAST_LANES = 16  # fewer are not worth a thread
 
 
 @dataclass(eq=False)
@@ -50,8 +48,7 @@ class Layer:
 class Form:
     """A checker's program in single precision, with the arguments of activations side by side."""
 
-    def __init__(self, program: Program, threads: int = 1):
-        self.threads = threads
+    def __init__(self, program: Program):
         self.nodes = [single(node) for node in program.nodes]
         self.inputs, self.outputs = program.inputs, program.outputs
         self.sizes = [math.prod(node.shape) for node in self.nodes]
@@ -77,9 +74,8 @@ class Form:
 
     def lanes_at_once(self, inputs: int) -> int:
         """How many lanes to bound together, for a network with so many inputs."""
-        if self.there is not None:
-            return max(LANE_NUMBERS_THERE // max(self.neurons, inputs, 1), LEAST_LANES)
-        return self.threads * max(LANE_NUMBERS // max(self.neurons, inputs, 1), LEAST_LANES)
+        numbers = LANE_NUMBERS if self.there is None else LANE_NUMBERS_THERE
+        return max(numbers // max(self.neurons, inputs, 1), 16)
 
     def held(self, lanes: "Lanes") -> list[bool]:
         """In which layers splits hold ends of some lanes."""
@@ -177,23 +173,6 @@ class Pass:
     def __getitem__(self, some) -> "Pass":
         blocks = {index: g[some] for index, g in self.blocks.items()}
         return Pass(self.bound[some], blocks, self.units[some], self.point[some])
-
-
-def portions_of(form: Form, count: int) -> list[slice]:
-    """Which of so many lanes each thread bounds at a time."""
-    size = max(-(-count // form.threads), LEAST_LANES)
-    return [slice(k, k + size) for k in range(0, count, size)] if form.threads > 1 else []
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Arrays, and what is made of arrays, lane after lane."""
-    first = parts[0]
-    if is_dataclass(first):
-        every = ((field.name, [getattr(x, field.name) for x in parts]) for field in fields(first))
-        return type(first)(**{name: joined(values) for name, values in every})  # type: ignore
-    if isinstance(first, tuple):
-        return tuple(map(joined, zip(*parts, strict=True)))
-    return np.concatenate(parts)
 
 
 def default_slopes(form: Form, low, high) -> tuple[np.ndarray, np.ndarray]:

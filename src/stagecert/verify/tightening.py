@@ -48,7 +48,7 @@ class Tightener:
         entries = np.flatnonzero(
             function.bent(facts.low[argument], facts.high[argument])  # type: ignore
         )
-        prover = Prover(facts, argument, self.stop, self.form.threads) if len(entries) else None
+        prover = Prover(facts, argument, self.stop) if len(entries) else None
         lemmas = prover.proven(entries) if prover else None
         if self.stop():
             raise OutOfTime

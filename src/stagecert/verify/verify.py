@@ -97,7 +97,7 @@ def verify(
         resume: a file for the search. It goes on from there if the file exists; if time is up, the
             file is written, and now and then before that. Once the property is decided the file is
             removed. It is never trusted: an answer needs the same proof as without.
-        threads: for splits of neurons and the check of these.
+        threads: for the check of trees that split neurons.
 
     Raises:
         ProblemError: bad input, or a model or property of a kind that is not supported.
