@@ -34,10 +34,7 @@ def run_set(name: str, options) -> dict:
     lists, answers = [DATA / name / "instances.csv"], [DATA / name / "expected.csv"]
     everything = read_lists(lists)
     instances = read_lists(lists, answers=answers, timeout=options.timeout, limit=options.limit)
-    sweep = Sweep(
-        instances, check=not options.unchecked, certificates=options.certificates,
-        threads=options.threads,
-    )  # fmt: skip
+    sweep = Sweep(instances, check=not options.unchecked, certificates=options.certificates)
     done = 0
 
     def show(rows) -> None:
@@ -64,7 +61,6 @@ def run_set(name: str, options) -> dict:
         "all": len(everything),
         "timeout": options.timeout,
         "jobs": options.jobs,
-        "threads": options.threads,
         "start": False,
         "made": made(),
         "date": made()["date"],
@@ -181,7 +177,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="at most this many instances of each set")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds for an instance")
     parser.add_argument("--jobs", type=int, default=1, help="instances at a time")
-    parser.add_argument("--threads", type=int, default=1, help="for an instance")
     parser.add_argument(
         "--certificates", action="store_true", help="keep the certificates to learn their sizes"
     )

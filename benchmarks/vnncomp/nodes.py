@@ -41,12 +41,12 @@ def _found(path: Path) -> str:
     return str(path if path.exists() else path.with_name(path.name + ".gz"))
 
 
-def planted(name: str, model: str, property: str, threads: int = 1) -> Complete:
+def planted(name: str, model: str, property: str) -> Complete:
     """A search that is about to begin, with its intervals."""
     wanted = properties.load(_found(DATA / name / property))
     read = opened(_found(DATA / name / model), wanted)
     _, groups = groups_of(read.network, wanted)
-    search = Complete(Checker(read.program, wanted, threads=threads), groups)
+    search = Complete(Checker(read.program, wanted), groups)
     open_ = []
     for g, group in enumerate(groups):
         passes = group.passes(search.whole(g).bounds)

@@ -1,4 +1,4 @@
-"""The machine, and what a result was made with: for reports and result files."""
+"""What a result was made with: for reports and result files."""
 
 import datetime
 import importlib.metadata
@@ -21,14 +21,6 @@ def cpu() -> str:
     except OSError:
         pass  # not Linux: the name from `platform` has to do
     return f"{name}, {os.cpu_count()} cores"
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
 
 
 def version(package: str) -> str | None:

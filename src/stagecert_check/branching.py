@@ -1,11 +1,8 @@
 """Trees that split neurons: leaves in batches, which share the facts of their boxes."""
 
-import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,6 @@ from stagecert_check.narrowing import WORTH, Narrow, narrowed, refined
 from stagecert_check.objectives import Objectives
 from stagecert_check.properties import Property
 from stagecert_check.slopes import Given, Stacks
-from stagecert_check.threads import mapped
 from stagecert_check.tree import Path, Station, Task, boxes_of
 
 _MOST_STATIONS = 256  # whose facts are kept
@@ -29,16 +25,13 @@ _MOST_WHOLE, _WHOLE_NUMBERS = 64, 2**22  # boxes whose facts are kept, and the n
 class Branching:
     """Bounds for the leaves of such trees."""
 
-    def __init__(
-        self, given: Given, wanted: Property, objectives: Objectives, *at_once: int, threads: int
-    ):
+    def __init__(self, given: Given, wanted: Property, objectives: Objectives, *at_once: int):
         self._given, self._wanted, self._objectives = given, wanted, objectives
         self._program, self._real = objectives.program, objectives.real
         self._boxes_at_once, self._leaf_numbers = at_once
-        self._threads, self._lock = threads, Lock()
         self._stacks: tuple[Any, Leaf | None, Stacks] = None, None, {}  # those read last
         self._latest: tuple[Any, Narrow | None] = None, None  # facts of boxes, and which
-        self._stations: OrderedDict[tuple[bytes, ...], Future[Narrow]] = OrderedDict()
+        self._stations: OrderedDict[tuple[bytes, ...], Narrow] = OrderedDict()
         self._known: OrderedDict[tuple[bytes, bytes], Facts] = OrderedDict()
         numbers = sum(math.prod(node.shape) for node in self._program.nodes)
         self._most_known = min(max(_WHOLE_NUMBERS // numbers, 1), _MOST_WHOLE)
@@ -75,37 +68,22 @@ class Branching:
             for begin in range(0, len(every), self._boxes_at_once):
                 batch = every[begin : begin + self._boxes_at_once]
                 facts = self._facts(batch, whole, digests[leaf])
-                work = functools.partial(self._portion, certificate, digests, (leaf, whole), facts)
-                yield from mapped(work, self._portions(batch, facts), self._threads)
-
-    def _portions(self, batch: list[list[Task]], facts: Narrow) -> Iterator[list[tuple[Task, int]]]:
-        """Some leaves at a time, with the places of their boxes; they share a station."""
-        stations: dict[Station | None, list[tuple[Task, int]]] = {}
-        for box, some in enumerate(batch):
-            for task in some:
-                stations.setdefault(task.station, []).append((task, box))
-        numbers = sum(math.prod(node.shape) for node in facts.facts.program.nodes)
-        at_once = max(self._leaf_numbers // numbers, 1)
-        for leaves in stations.values():
-            for first in range(0, len(leaves), at_once):
-                yield leaves[first : first + at_once]
-
-    def _portion(
-        self,
-        certificate: Source,
-        digests: dict[Any, bytes],
-        given: tuple[Leaf, Narrow | None],
-        facts: Narrow,
-        some: list[tuple[Task, int]],
-    ) -> tuple[list[Task], Any]:
-        """Some leaves and their bounds; `given` are what all leaves have, and the whole box."""
-        (leaf, whole), (tasks, of) = given, zip(*some, strict=True)
-        base, station, boxes = facts, tasks[0].station, np.array(of)
-        if station is not None:
-            assert whole is not None
-            base = self._station(certificate, digests, (leaf, whole), station)
-            boxes = np.zeros(len(tasks), int)
-        return list(tasks), self._together(certificate, base, boxes, list(tasks))
+                stations: dict[Station | None, list[tuple[Task, int]]] = {}
+                for box, some in enumerate(batch):
+                    for task in some:
+                        stations.setdefault(task.station, []).append((task, box))
+                for station, leaves in stations.items():
+                    base = facts
+                    if station is not None:
+                        assert whole is not None
+                        base = self._station(certificate, digests, (leaf, whole), station)
+                    numbers = sum(math.prod(node.shape) for node in base.facts.program.nodes)
+                    at_once = max(self._leaf_numbers // numbers, 1)
+                    for first in range(0, len(leaves), at_once):
+                        some = leaves[first : first + at_once]
+                        now, of = [task for task, _ in some], np.array([box for _, box in some])
+                        of = of if station is None else np.zeros(len(some), int)
+                        yield now, self._together(certificate, base, of, now)
 
     def _read(self, certificate: Source, leaf: Leaf | None) -> Stacks:
         """The slopes of all leaves, as they are stored: by activation, below and above."""
@@ -160,23 +138,16 @@ class Branching:
         leaf, whole = given
         ends = (x.tobytes() for x in whole.facts.inputs)
         key = digests[leaf], digests[station], *ends
-        with self._lock:
-            # The first thread that asks for a station makes it, and others wait for that.
-            new = key not in self._stations
-            found = self._stations.setdefault(key, Future())
-            self._stations.move_to_end(key)
-            while len(self._stations) > _MOST_STATIONS:
-                self._stations.popitem(last=False)
-        if new:
-            try:
-                if station.above is not None:
-                    if not station.above.leads_to(station.path):
-                        raise Refused("a station is not below the one before")
-                    whole = self._station(certificate, digests, given, station.above)
-                found.set_result(self.refined(certificate, whole, station.boxes, station.path))
-            except BaseException as error:
-                found.set_exception(error)
-        return found.result()
+        if key not in self._stations:
+            if station.above is not None:
+                if not station.above.leads_to(station.path):
+                    raise Refused("a station is not below the one before")
+                whole = self._station(certificate, digests, given, station.above)
+            self._stations[key] = self.refined(certificate, whole, station.boxes, station.path)
+        self._stations.move_to_end(key)
+        while len(self._stations) > _MOST_STATIONS:
+            self._stations.popitem(last=False)
+        return self._stations[key]
 
     def _facts(self, batch: list[list[Task]], whole: Narrow | None, digest: bytes) -> Narrow:
         """The facts of some boxes; they are parts of the whole one."""

@@ -72,7 +72,6 @@ def check(
     certificate_path: FilePath,
     exact: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    threads: int = 1,
 ) -> Report:
     """Whether a certificate proves that a model has no counterexample to a property.
 
@@ -83,7 +82,6 @@ def check(
         certificate_path: the certificate.
         exact: compute in rationals instead of float64 with allowances for rounding; slow.
         progress: is called with how many leaves are finished, and how many there are.
-        threads: that go through leaves of trees that split neurons.
 
     Raises:
         ProblemError: one of the files cannot be read at all.
@@ -103,7 +101,7 @@ def check(
         with np.errstate(all="ignore"):
             ordered = several is None and wanted.compares
             program = graph.read(model.data, Arithmetic(exact), model.files, ordered)
-            checker = Checker(program, wanted, exact, threads)
+            checker = Checker(program, wanted, exact)
     except Refused as error:
         return Report(False, (str(error),))
     except ProblemError:
@@ -120,15 +118,8 @@ def _unexpected(error: Exception) -> str:
 class Checker:
     """Bounds the cases of one property of one model on boxes."""
 
-    def __init__(
-        self,
-        program: graph.Program,
-        wanted: properties.Property,
-        exact: bool = False,
-        threads: int = 1,
-    ):
+    def __init__(self, program: graph.Program, wanted: properties.Property, exact: bool = False):
         self.program, self.wanted, self.real = program, wanted, Arithmetic(exact)
-        self.threads = threads
         self.activations = program.activations
         self.objectives = Objectives(program, wanted, self.real)
         self._remembered: OrderedDict[bytes, Any] = OrderedDict()
@@ -143,9 +134,8 @@ class Checker:
         most = min(_NUMBERS_AT_ONCE // numbers, _WORK_AT_ONCE // (numbers * max(entries, 1)))
         self.boxes_at_once = min(max(most, 1), _MOST_BOXES)
         self.branching = Branching(
-            self.given, wanted, self.objectives, self.boxes_at_once, _LEAF_NUMBERS_AT_ONCE,
-            threads=threads,
-        )  # fmt: skip
+            self.given, wanted, self.objectives, self.boxes_at_once, _LEAF_NUMBERS_AT_ONCE
+        )
         sizes, outputs = (
             [math.prod(program.nodes[k].shape) for k in places]
             for places in (program.inputs, program.outputs)

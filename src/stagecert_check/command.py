@@ -29,35 +29,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--exact", action="store_true", help="compute in rational numbers; for small networks"
     )
-    parser.add_argument(
-        "--threads", type=int, default=1, help="that go through leaves of trees (default: 1)"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     given = parser.parse_args(arguments)
-    if given.threads < 1:
-        parser.error(f"--threads must be at least 1, not {given.threads}")
     return run(
-        given.model, given.property, given.certificate,
-        exact=given.exact, threads=given.threads, as_json=given.json,
-    )  # fmt: skip
+        given.model, given.property, given.certificate, exact=given.exact, as_json=given.json
+    )
 
 
 def run(
-    model: Path,
-    property: Path,
-    certificate: Path,
-    *,
-    exact: bool = False,
-    threads: int = 1,
-    as_json: bool = False,
+    model: Path, property: Path, certificate: Path, *, exact: bool = False, as_json: bool = False
 ) -> int:
     """Checks, prints what was found, and returns the exit status."""
     try:
         # Not at the top: `--help` needs neither onnx nor flint.
         from stagecert_check.checker import check
 
-        report = check(model, property, certificate, exact, _progress(), threads)
+        report = check(model, property, certificate, exact=exact, progress=_progress())
     except (ProblemError, ImportError) as error:
         print(error, file=sys.stderr)
         return UNREADABLE

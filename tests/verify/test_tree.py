@@ -7,7 +7,6 @@ import onnx
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
-from stagecert.errors import ProblemError
 from stagecert.verify import complete, nodes, proving, resuming, splitting, verify
 from stagecert.verify import tree as tree_
 from stagecert.verify.ascent import ascend
@@ -16,7 +15,6 @@ from stagecert.verify.models import OpenModel
 from stagecert.verify.pruning import Tried, tried
 from stagecert.verify.queries import groups_of
 from stagecert_check import properties
-from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker
 
 LOW, HIGH = [-1, -1], [1, 1]
@@ -479,26 +477,3 @@ def test_networks_with_convolutions_have_no_stations():
     dense_one = searched(dense(layers), vnnlib(LOW, HIGH, "(>= Y_0 1e5)", 2), most=1)
     assert dense_one.tree is not None
     assert np.isfinite(dense_one.tree._plant(np.ones((1, 1), bool)).budget)
-
-
-@pytest.mark.parametrize("stations", [False, True])
-def test_threads_find_the_same_proofs(stations, monkeypatch):
-    monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9 if stations else 1e-9)
-    layers, rows, least = random_case(5)
-    text = shifted(rows, least - 0.02)
-    found = [verify(dense(layers), text, 60, threads=threads) for threads in (1, 3)]
-    assert [one.answer for one in found] == ["unsat", "unsat"]
-    # In parts, products of matrices are rounded otherwise: the trees need not be the same.
-    model, wanted = OpenModel(dense(layers)), properties.load(text)
-    for threads in (1, 3):
-        checker = Checker(model.program, wanted, threads=threads)
-        reports = [checker.accepts(Certificate(one.certificate or b"")) for one in found]
-        assert all(report.accepted for report in reports)
-        if threads == 1:
-            alone = reports
-    assert [one.bounds for one in reports] == [one.bounds for one in alone]
-
-
-def test_a_wrong_number_of_threads_is_refused():
-    with pytest.raises(ProblemError, match="threads must be at least 1"):
-        verify(dense(random_layers(5, (2, 4, 3))), "", threads=0)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from stagecert.machine import cores
 from stagecert_check import command
 
 
@@ -18,9 +17,6 @@ def check(
     exact: Annotated[
         bool, typer.Option("--exact", help="Compute in rational numbers; for small networks.")
     ] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="For leaves of trees; all cores by default.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Checks a certificate, independently of what made it.
@@ -28,9 +24,4 @@ def check(
     The exit status is 0 if every step of it holds, 1 if it is rejected, and 2 if a file cannot be
     read. `stagecert-check` is the same check as a command of its own.
     """
-    raise typer.Exit(
-        command.run(
-            model, property, certificate,
-            exact=exact, threads=threads or cores(), as_json=as_json,
-        )
-    )  # fmt: skip
+    raise typer.Exit(command.run(model, property, certificate, exact=exact, as_json=as_json))

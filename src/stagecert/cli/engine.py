@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from stagecert.errors import ProblemError
-from stagecert.machine import cores
 
 # What a bare `--ray` stands for: any cluster, or one that is started.
 ANY = "any"
@@ -43,15 +42,6 @@ def engine_of(workers: str | None, ray: str | None):
     # This process only hands out work; on a GPU it would take memory from its workers.
     jax.config.update("jax_platforms", "cpu")
     return Processes(count) if ray is None else Ray(None if ray == ANY else ray, count)
-
-
-def threads_of(engine) -> int:
-    """The cores of this machine that each worker may have for its threads."""
-    from stagecert.sweeps import InProcess, Processes
-
-    if isinstance(engine, InProcess):
-        return cores()
-    return max(cores() // engine.count, 1) if isinstance(engine, Processes) else 1
 
 
 def with_address(arguments: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stagecert.cli.ending import Watcher
-from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of, threads_of
+from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
 from stagecert.cli.running import Running, command, duration
 from stagecert.cli.verify import set_up_jax
 
@@ -83,9 +83,8 @@ def sweep(
         engine = engine_of(workers, ray)
         instances = read_lists(lists, timeout=timeout, answers=answers or (), limit=limit)
         work = Sweep(
-            instances, check=not unchecked, certificates=certificates, seed=seed, memory=memory,
-            threads=threads_of(engine),
-        )  # fmt: skip
+            instances, check=not unchecked, certificates=certificates, seed=seed, memory=memory
+        )
 
         def write(store: Store):
             found = work.export(store, format)

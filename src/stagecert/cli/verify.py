@@ -14,7 +14,6 @@ from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
 from stagecert.cli.guard import ANSWERING, UNLIMITED, guard
 from stagecert.errors import Disagreement, ProblemError
 from stagecert.files import check_writable, write_whole
-from stagecert.machine import cores
 
 DECIDED, UNDECIDED, NO_CERTIFICATE, REJECTED = 0, 10, 4, 5
 # Seconds for writing a search to a file before the process is ended.
@@ -60,10 +59,6 @@ def verify(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer only.")] = False,
     seed: Annotated[int, typer.Option(help="For the starting points of the attack.")] = 0,
     memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="For the check of trees that split neurons; all cores by default."),
-    ] = None,
     relaxation: Annotated[
         str, typer.Option(help="What stands for a neuron on whole boxes: triangle or envelope.")
     ] = "triangle",
@@ -138,7 +133,6 @@ def verify(
             relaxation=relaxation,  # type: ignore  (what is unknown is refused there)
             progress=progress,
             resume=resume,
-            threads=cores() if threads is None else threads,
         )
         outcome.work = work
         verdict = work.run()

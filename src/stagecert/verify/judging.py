@@ -110,7 +110,6 @@ class Judging:
         certificates: keep the certificates.
         seed: for the starting points of attacks.
         memory: GiB that arrays may take.
-        threads: for an instance.
     """
 
     def __init__(
@@ -122,11 +121,10 @@ class Judging:
         certificates: bool,
         seed: int,
         memory: float,
-        threads: int = 1,
     ):
         self.instances, self.hashes = dict(instances), dict(hashes)
         self.check, self.certificates = check, certificates
-        self.seed, self.memory, self.threads = seed, memory, threads
+        self.seed, self.memory = seed, memory
 
     def prepare(self) -> Callable[[Sequence[Item]], list[Row]]:
         """What makes rows, in the process that calls this."""
@@ -179,7 +177,6 @@ class _Judge:
             check=work.check,
             seed=work.seed,
             memory=work.memory,
-            threads=work.threads,
         )
         verdict = run.run()
         seconds = time.monotonic() - begin

@@ -112,7 +112,6 @@ class Sweep(Campaign):
         certificates: keep these certificates.
         seed: for the starting points of attacks.
         memory: GiB that the arrays of one worker may take.
-        threads: for an instance, in each worker.
 
     >>> from stagecert.verify.instances import read_lists
     >>> work = Sweep(read_lists(["instances.csv"]))  # doctest: +SKIP
@@ -132,7 +131,6 @@ class Sweep(Campaign):
         certificates: bool = False,
         seed: int = 0,
         memory: float = 1.0,
-        threads: int = 1,
     ):
         if not 0 < memory < float("inf"):
             raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
@@ -164,7 +162,6 @@ class Sweep(Campaign):
             certificates=certificates,
             seed=seed,
             memory=memory,
-            threads=threads,
         )
 
     @property

@@ -75,7 +75,6 @@ def verify(
     relaxation: Relaxation = "triangle",
     progress: Callable[[str], None] | None = None,
     resume: str | Path | None = None,
-    threads: int = 1,
 ) -> Verdict:
     """Decides whether a network can violate a property.
 
@@ -97,14 +96,13 @@ def verify(
         resume: a file for the search. It goes on from there if the file exists; if time is up, the
             file is written, and now and then before that. Once the property is decided the file is
             removed. It is never trusted: an answer needs the same proof as without.
-        threads: for the check of trees that split neurons.
 
     Raises:
         ProblemError: bad input, or a model or property of a kind that is not supported.
     """
     work = Verification(
         model, property, timeout, check=check, seed=seed, memory=memory, relaxation=relaxation,
-        progress=progress, resume=resume, threads=threads,
+        progress=progress, resume=resume,
     )  # fmt: skip
     return work.run()
 
@@ -124,10 +122,7 @@ class Verification:
         relaxation: Relaxation = "triangle",
         progress: Callable[[str], None] | None = None,
         resume: str | Path | None = None,
-        threads: int = 1,
     ):
-        if threads < 1:
-            raise ProblemError(f"threads must be at least 1, not {threads}.")
         if relaxation not in RELAXATIONS:
             known = ", ".join(RELAXATIONS)
             raise ProblemError(f"Unknown relaxation '{relaxation}'; known are {known}.")
@@ -136,7 +131,6 @@ class Verification:
         self.begin, self._compiled = time.monotonic(), compiled()[1]
         self.deadline = None if timeout is None else self.begin + timeout
         self.check, self.memory, self.relaxation = check, memory, relaxation
-        self.threads = threads
         self.say = progress or (lambda _: None)
         self.seed = seed
         if not isinstance(property, properties.Property):
@@ -392,7 +386,7 @@ class Verification:
         """Splits boxes; where variables are multiplied, with bounds by quadratic forms."""
         assert self.opened is not None
         try:
-            checker = self.checker = self.checker or self._checker()
+            checker = self.checker = self.checker or Checker(self.opened.program, self.stated)
         except Refused:
             self._split()
             return
@@ -403,10 +397,6 @@ class Verification:
             self._split_by_forms(checker)
         else:
             self._split()
-
-    def _checker(self) -> Checker:
-        assert self.opened is not None
-        return Checker(self.opened.program, self.stated, threads=self.threads)
 
     def _split_by_forms(self, checker: Checker) -> None:
         plans, number, next_descent = itertools.cycle(attack.LAST), 0, 1
@@ -501,7 +491,7 @@ class Verification:
         """Whether there can be a tree: the checker understands the model, and rows have limits."""
         assert self.opened is not None
         try:
-            self.checker = self.checker or self._checker()
+            self.checker = self.checker or Checker(self.opened.program, self.stated)
         except Refused:
             return False
         self.complete = Complete(
