@@ -69,9 +69,8 @@ def ascend(
     `fresh` says that slopes are defaults, which are far from the best ones.
     """
     if form.there is not None:
-        there = form.there
-        lanes, goal, aim = sent(there, (lanes, goal, aim))
-        return fetched(_ascend(there, lanes, steps, goal, aim, fresh))
+        lanes, goal, aim = sent((lanes, goal, aim))
+        return fetched(_ascend(form.there, lanes, steps, goal, aim, fresh))
     return _ascend(form, lanes, steps, goal, aim, fresh)
 
 

@@ -116,8 +116,7 @@ def parts_bounds(form: Form, lanes: Lanes, picks: np.ndarray) -> np.ndarray:
     By one pass back each, with the slopes and forces that there are.
     """
     if form.there is not None:
-        there = form.there
-        return fetched(_parts_bounds(there, *sent(there, (lanes, picks))))
+        return fetched(_parts_bounds(form.there, *sent((lanes, picks))))
     return _parts_bounds(form, lanes, picks)
 
 

@@ -95,7 +95,7 @@ def _copy(form: Any, arrays: Any) -> Any:
     return there
 
 
-def sent(there: Any, x: Any) -> Any:
+def sent(x: Any) -> Any:
     """Arrays, and what is made of arrays, on the GPU."""
     arrays = library()
     return _mapped(x, lambda y: arrays.asarray(y) if isinstance(y, np.ndarray) else y)
