@@ -70,10 +70,9 @@ class Descents:
         with jax.enable_x64(False):
             self._network = as_arrays(network, jnp.float32)
             self._images = _Images(
-                *(
-                    jnp.asarray(x.reshape(count, -1)[fill])
-                    for x in (boxes.centre, boxes.least, boxes.most)
-                ),
+                jnp.asarray(boxes.centre.reshape(count, -1)[fill]),
+                jnp.asarray(boxes.least.reshape(count, -1)[fill]),
+                jnp.asarray(boxes.most.reshape(count, -1)[fill]),
                 jnp.asarray(labels[fill].astype(np.int32)),
                 jnp.asarray(places[fill].astype(np.uint32)),
             )
