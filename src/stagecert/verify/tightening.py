@@ -48,8 +48,7 @@ class Tightener:
         entries = np.flatnonzero(
             function.bent(facts.low[argument], facts.high[argument])  # type: ignore
         )
-        prover = Prover(facts, argument, self.stop) if len(entries) else None
-        lemmas = prover.proven(entries) if prover else None
+        lemmas = Prover(facts, argument, self.stop).proven(entries) if len(entries) else None
         if self.stop():
             raise OutOfTime
         if lemmas is None:
