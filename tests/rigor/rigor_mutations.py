@@ -15,6 +15,7 @@ import argparse
 import collections
 import copy
 import datetime
+import functools
 import io
 import json
 import resource
@@ -284,9 +285,15 @@ def run_mutations(count: int, seed: int, folder: Path) -> dict[str, collections.
 
 
 def _tree_bases(folder: Path) -> list[trees.Base]:
-    (folder / "made").mkdir()
-    made, kinds = rigor_trees.proven(folder / "made"), (False, True)
-    return [trees.Base(folder, made, holds, slopes) for holds in kinds for slopes in kinds]
+    made = {"plain": rigor_trees.proven, "slopes": rigor_trees.proven} | {
+        kind: functools.partial(rigor_trees.searched, kind=kind) for kind in rigor_trees.SEARCHED
+    }
+    found = []
+    for kind, make in made.items():
+        (folder / kind).mkdir()
+        files = make(folder / kind)
+        found += [trees.Base(folder, files, holds, kind) for holds in (False, True)]
+    return found
 
 
 def run_trees(count: int, seed: int, folder: Path) -> dict[str, collections.Counter]:

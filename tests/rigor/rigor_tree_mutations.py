@@ -5,6 +5,7 @@ by little, for which no certificate may ever be accepted. Where a changed certif
 that holds is accepted, every bound is compared with the exact minimum over its leaf.
 """
 
+import contextlib
 import copy
 import io
 import shutil
@@ -21,26 +22,33 @@ from flint import fmpq
 from stagecert import ProblemError
 from stagecert.verify.pruning import pruned
 from stagecert_check import check, properties
-from stagecert_check.certificate import Certificate
+from stagecert_check.certificate import Case, Certificate
+from stagecert_check.functions import Refused
+from stagecert_check.tree import Task
 
 
 class Base:
     """A model, a property, and a certificate with trees; it is accepted if the property `holds`."""
 
-    def __init__(self, folder: Path, made, holds: bool, with_slopes: bool):
-        """`made` is what `rigor_trees.proven` made."""
-        self.holds, folder = holds, folder / f"trees {holds} {with_slopes}"
-        shutil.copytree(made[0][0].parent, folder)
-        self.paths = [folder / path.name for path in made[0]]
+    def __init__(self, folder: Path, made: Any, holds: bool, kind: str):
+        """`made` is what `rigor_trees.proven` or `rigor_trees.searched` made, by `kind`."""
+        self.holds, folder = holds, folder / f"trees {holds} {kind}"
+        files, trees = (made, None) if kind in rigor_trees.SEARCHED else made
+        shutil.copytree(files[0].parent, folder)
+        self.paths = [folder / path.name for path in files]
         model = onnx.load(self.paths[0])
         checker = rigor_trees.checker_of(model, self.paths[1].read_text())
-        trees = made[1]
-        if with_slopes:
+        if trees is not None and kind == "slopes":
             trees = [rigor_trees.with_slopes(checker, tree) for tree in trees]
-        trees = [pruned(checker, tree) for tree in trees]
+        if trees is not None:
+            trees = [pruned(checker, tree) for tree in trees]
         if not holds:  # the same trees for a property that is false
             rigor_trees.property_of(self.paths[1], model, -1e-3)
-        rigor_trees.write(self.paths, trees)
+        if trees is None:
+            contents = (path.read_bytes() for path in self.paths[:2])
+            models.write(self.paths[2], *models.read(self.paths[2]), *contents)
+        else:
+            rigor_trees.write(self.paths, trees)
         report = check(*self.paths)
         assert report.accepted == holds, report.reasons
         self.certificate = self.paths[2].read_bytes()
@@ -50,34 +58,99 @@ class Base:
         ends = [[fmpq(v.numerator, v.denominator) for v in x] for x in (box.lower, box.upper)]
         self.pieces = list(rigor_exact.traced(rigor_exact.layers_of(model), *ends))
         self.checker = rigor_trees.checker_of(model, self.paths[1].read_text())
+        self.ends = _ends(self.pieces)
 
     def verdict(self, certificate: bytes) -> str:
-        """ "rejected" or "unreadable", or else whether the truth agrees: "harmless" or "WRONG"."""
+        """ "rejected" or "unreadable", or else whether the truth agrees: "harmless" or "WRONG".
+
+        Also of what is rejected, all bounds and all intervals are compared with the truth.
+        """
         self.paths[2].write_bytes(certificate)
         try:
             report = check(*self.paths)
+            opened = Certificate(self.paths[2])
         except ProblemError:
             return "unreadable"
-        if not report.accepted:
-            assert report.reasons
+        except Refused:  # so the first line says, too
+            assert not report.accepted
             return "rejected"
-        if not self.holds:
+        if report.accepted and not self.holds:
             return "WRONG: the property is false"
-        opened = Certificate(self.paths[2])
-        cases = opened.cases(
-            len(self.checker.activations), [len(c.outputs) for c in self.wanted.cases]
-        )
-        for number, (case, bounds) in enumerate(zip(cases, report.bounds, strict=True)):
-            leaves = _leaves(case, len(self.wanted.cases[number].inputs.lower64))
-            if not _cover(leaves, self.pieces):
+        if not report.accepted and not report.reasons:
+            return "WRONG: no reason"
+        if not all(bound >= 0 for bounds in report.bounds for bound in bounds if report.accepted):
+            return "WRONG: a bound that refutes nothing"
+        wrong = self._wrong(opened, report.accepted)
+        return wrong or ("harmless" if report.accepted else "rejected")
+
+    def _wrong(self, opened: Certificate, accepted: bool) -> str | None:
+        """What is not true of the bounds and intervals that follow from a certificate."""
+        rows = [len(case.outputs) for case in self.wanted.cases]
+        try:
+            cases = opened.cases(len(self.checker.activations), rows)
+        except Refused:
+            return None
+        for number, case in enumerate(cases):
+            known, wanted = self._bounds(number, case, opened), self.wanted.cases[number]
+            if accepted and len(known) < len(case.multipliers):
+                return "WRONG: a leaf is missing"
+            if accepted and not _cover(_leaves(case, len(wanted.inputs.lower64)), self.pieces):
                 return "WRONG: the leaves do not cover"
-            for task, bound in zip(self.checker.tasks(number, case), bounds, strict=True):
-                truth = rigor_trees.exact_minimum(self.pieces, self.wanted.cases[number], task)
-                if not bound >= 0:
-                    return "WRONG: a bound that refutes nothing"
-                if truth is not None and (np.isinf(bound) or rigor_exact.exact(bound) > truth):
+            for task, bound in known:
+                truth = rigor_trees.exact_minimum(self.pieces, wanted, task)
+                if truth is None or bound == -np.inf:
+                    continue
+                if np.isinf(bound) or rigor_exact.exact(bound) > truth:
                     return "WRONG: a bound is above the exact minimum"
-        return "harmless"
+            if not self._intervals_hold(number, case, opened):
+                return "WRONG: an interval lacks a number that is attained"
+        return None
+
+    def _bounds(self, number: int, case: Case, opened: Certificate) -> list[tuple[Task, float]]:
+        """The leaves that have bounds, and these, until something is refused."""
+        found = []
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):
+            tasks = list(self.checker.tasks(number, case))
+            for some, bounds in self.checker.bounds(opened, tasks):
+                pairs = zip(some, map(float, bounds), strict=True)
+                found += [(task, bound) for task, bound in pairs if not np.isnan(bound)]
+        return found
+
+    def _intervals_hold(self, number: int, case: Case, opened: Certificate) -> bool:
+        """Whether what is said of the whole box is true of every neuron."""
+        if case.all is None or not any(case.all.boxes):
+            return True
+        inputs, branching = self.wanted.cases[number].inputs, self.checker.branching
+        low, high = (np.array([x], float) for x in (inputs.lower64, inputs.upper64))
+        try:
+            with np.errstate(all="ignore"):
+                narrow = branching.refined(opened, branching.plain(low, high), case.all.boxes)
+        except Exception:
+            return True
+        begin = 0
+        for k, size in self.checker.given.sizes.items():
+            own, begin = self.ends[begin : begin + size], begin + size
+            kept = narrow.kept.get(k, np.arange(size)).tolist()
+            ends = [x.reshape(-1).tolist() for x in narrow.facts.boxes[k]]
+            for place, low, high in zip(kept, *ends, strict=True):
+                least, most = own[place]
+                if not (rigor_exact.exact(low) <= least and most <= rigor_exact.exact(high)):
+                    return False
+            if any(most > 0 for place, (_, most) in enumerate(own) if place not in kept):
+                return False
+        return True
+
+
+def _ends(pieces) -> list[tuple[fmpq, fmpq]]:
+    """The least and the largest number that each neuron reads."""
+    found = []
+    for neuron in range(len(pieces[0][2])):
+        values = []
+        for polygon, _, hidden in pieces:
+            a, b, c = hidden[neuron]
+            values += [a * x + b * y + c for x, y in polygon]
+        found.append((min(values), max(values)))
+    return found
 
 
 def _leaves(case, inputs: int) -> list[list[tuple[int, float, int]]]:

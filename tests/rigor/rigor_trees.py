@@ -6,8 +6,10 @@ sign: then each leaf is a linear program, and its multipliers are the forces.
 """
 
 import hashlib
+import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -17,9 +19,10 @@ import scipy.optimize
 from flint import fmpq
 from onnx import numpy_helper
 
-from stagecert.verify import certificates
+from stagecert.verify import Verification, certificates, splitting, verify
 from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.certificates import Arrays
+from stagecert.verify.models import OpenModel
 from stagecert_check import graph, operators, properties  # noqa: F401
 from stagecert_check.bounds import Facts
 from stagecert_check.checker import Checker
@@ -229,6 +232,33 @@ def proven(folder: Path) -> tuple[list[Path], list[Branches]]:
     trees = [complete_tree(model, checker, k) for k in range(len(checker.wanted.cases))]
     write(paths, trees)
     return paths, trees
+
+
+# What the search itself makes: (sizes, seed of the network, the most inputs that are cut).
+SEARCHED = {
+    "lemmas": ((2, 5, 4, 3), 2, 0),  # of ends of intervals, with slopes and forces
+    "lemmas on lemmas": ((2, 4, 3, 2, 3), 15, 0),  # for two layers
+    "grafts": ((2, 5, 4, 3), 0, 24),  # cuts of inputs, and splits on the boxes that are left
+}
+
+
+def searched(folder: Path, kind: str) -> list[Path]:
+    """Files of a model, a property that holds by very little, and the certificate of a search."""
+    sizes, seed, inputs = SEARCHED[kind]
+    model = models.mlp(sizes, seed=seed)
+    paths = [folder / name for name in ("m.onnx", "p.vnnlib", "c.cert")]
+    paths[0].write_bytes(model.SerializeToString())
+    property_of(paths[1], model, 1e-3)
+    with (
+        mock.patch.object(splitting, "LARGEST_DIMENSION", inputs),
+        mock.patch.object(sys.modules["stagecert.verify.verify"], "FIRST_TREE_STEPS", 1),
+        # Whole boxes are not to be enough.
+        mock.patch.object(Verification, "_refute_whole_boxes", lambda _: None),
+    ):
+        found = verify(OpenModel(model), paths[1].read_text(), 600)
+    assert found.certificate is not None, found.reason
+    paths[2].write_bytes(found.certificate)
+    return paths
 
 
 def with_slopes(checker: Checker, tree: Branches) -> Branches:
