@@ -8,6 +8,7 @@ that holds is accepted, every bound is compared with the exact minimum over its 
 import contextlib
 import copy
 import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class Base:
         self.pieces = list(rigor_exact.traced(rigor_exact.layers_of(model), *ends))
         self.checker = rigor_trees.checker_of(model, self.paths[1].read_text())
         self.ends = _ends(self.pieces)
+        self._known: dict[tuple, fmpq | None] = {}  # most leaves are as they were
 
     def verdict(self, certificate: bytes) -> str:
         """ "rejected" or "unreadable", or else whether the truth agrees: "harmless" or "WRONG".
@@ -97,7 +99,7 @@ class Base:
             if accepted and not _cover(_leaves(case, len(wanted.inputs.lower64)), self.pieces):
                 return "WRONG: the leaves do not cover"
             for task, bound in known:
-                truth = rigor_trees.exact_minimum(self.pieces, wanted, task)
+                truth = self._least(task)
                 if truth is None or bound == -np.inf:
                     continue
                 if np.isinf(bound) or rigor_exact.exact(bound) > truth:
@@ -115,6 +117,15 @@ class Base:
                 pairs = zip(some, map(float, bounds), strict=True)
                 found += [(task, bound) for task, bound in pairs if not np.isnan(bound)]
         return found
+
+    def _least(self, task: Task) -> fmpq | None:
+        path: Any = task.path
+        arrays = task.low, task.high, path.neurons, path.cuts, path.sides, path.forces
+        key = (task.case, task.multipliers, *(x.tobytes() for x in arrays))
+        if key not in self._known:
+            case = self.wanted.cases[task.case]
+            self._known[key] = rigor_trees.exact_minimum(self.pieces, case, task)
+        return self._known[key]
 
     def _intervals_hold(self, number: int, case: Case, opened: Certificate) -> bool:
         """Whether what is said of the whole box is true of every neuron."""
@@ -215,6 +226,8 @@ def _leaf_dropped(random, case, arrays, header):
     axes, cuts = arrays[case["axes"]], arrays[case["cuts"]]
     splits = np.flatnonzero(axes[:-1] >= 0)
     splits = splits[axes[splits + 1] == -1]  # those whose part below is a leaf
+    if not len(splits):
+        return
     node = int(random.choice(splits))
     leaf = int(np.sum(axes[: node + 1] == -1))
     depths = _depths(axes)
@@ -249,6 +262,8 @@ def _sign(random, case, arrays, header):
 
 def _another_point(random, case, arrays, header):
     axes, cuts = arrays[case["axes"]], arrays[case["cuts"]]
+    if not np.any(axes >= 0):
+        return
     node = random.choice(np.flatnonzero(axes >= 0))
     change = random.choice([-1, 1]) * 10.0 ** random.uniform(-9, 1)
     cuts[node] += change
@@ -256,6 +271,8 @@ def _another_point(random, case, arrays, header):
 
 def _another_neuron(random, case, arrays, header):
     axes = arrays[case["axes"]]
+    if not np.any(axes >= 0):
+        return
     node = random.choice(np.flatnonzero(axes >= 0))
     axes[node] = random.choice([-2, 11, 12, 2**31 - 1, *range(11)])  # 2 inputs, 9 neurons
 
@@ -385,6 +402,176 @@ def _proofs_by_cases(random, case, arrays, header):
     header["version"] = int(random.choice([3, 4, 4, 4]))
 
 
+# -- trees as nested lists -------------------------------------------------------------------------
+
+Nested = list  # [axis, cut, below, above], or [-1, 0.0, number of the leaf, its forces]
+
+
+def _nested(axes, cuts, forces, inputs: int) -> list[Nested]:
+    """Trees in preorder, one after the other."""
+    nodes, used, leaf, found = iter(zip(axes.tolist(), cuts.tolist(), strict=True)), 0, 0, []
+
+    def below(depth):
+        nonlocal used, leaf
+        axis, cut = next(nodes)
+        if axis == -1:
+            mine, used, leaf = forces[used : used + depth].tolist(), used + depth, leaf + 1
+            return [-1, 0.0, leaf - 1, mine]
+        deeper = depth + (axis >= inputs)
+        return [axis, cut, below(deeper), below(deeper)]
+
+    while used < len(forces) or sum(map(_size, found)) < len(axes):
+        found.append(below(0))
+    return found
+
+
+def _size(tree: Nested) -> int:
+    return 1 if tree[0] == -1 else 1 + _size(tree[2]) + _size(tree[3])
+
+
+def _all(tree: Nested, depth: int = 0, inputs: int = 0) -> list[tuple[Nested, int]]:
+    """All nodes, with how many splits of neurons are above them."""
+    own = [(tree, depth)]
+    deeper = depth + (tree[0] >= inputs)
+    return own if tree[0] == -1 else own + [
+        pair for part in tree[2:] for pair in _all(part, deeper, inputs)
+    ]  # fmt: skip
+
+
+def _flat(trees: list[Nested]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+    """Axes, cuts, forces, and the numbers that the leaves had."""
+    every = [node for tree in trees for node, _ in _all(tree)]
+    leaves = [node for node in every if node[0] == -1]
+    forces = np.array([force for leaf in leaves for force in leaf[3]], "<f8")
+    axes, cuts = (np.array([node[k] for node in every]) for k in (0, 1))
+    return axes.astype("<i4"), cuts.astype("<f8"), forces, [leaf[2] for leaf in leaves]
+
+
+def _changed(random, trees: list[Nested], inputs: int, axes: list[int]) -> None:
+    """One change of the trees that leaves all arrays in order."""
+    tree = trees[random.integers(len(trees))]
+    every = _all(tree, 0, inputs)
+    inner = [pair for pair in every if pair[0][0] != -1]
+    how = int(random.integers(7))
+    if how == 0 and len(trees) > 1:  # what proves one is said to prove another
+        one, other = random.integers(len(trees), size=2)
+        trees[one], trees[other] = trees[other], trees[one]
+    elif how == 1:  # a leaf is cut in two, with forces that may have any sign
+        leaf, depth = next(pair for pair in every if pair[0][0] == -1)
+        axis = int(random.choice(axes))
+        more = [float(random.choice([0, 1, 1e-3, -1, 1e31]))] * (axis >= inputs)
+        parts = [[-1, 0.0, leaf[2], leaf[3] + more] for _ in range(2)]
+        leaf[:] = [axis, float(random.choice([0, -0.0, random.normal()])), *parts]
+    elif not inner:
+        return
+    elif how == 2:  # a part is dropped, with all that is below it
+        node, depth = inner[random.integers(len(inner))]
+        split, rest = node[0] >= inputs, node[2 + random.integers(2)]
+        for leaf, _ in _all(rest):
+            if leaf[0] == -1 and split:
+                del leaf[3][depth]
+        node[:] = list(rest)
+    elif how == 3:  # parts change sides
+        node, _ = inner[random.integers(len(inner))]
+        node[2], node[3] = node[3], node[2]
+    elif how == 4:  # what was grown on one box, or part, gets on another
+        one, depth = every[random.integers(len(every))]
+        same = [node for node, other in every if other == depth and not _within(node, one)]
+        if same:
+            other = same[random.integers(len(same))]
+            if not _within(one, other):
+                one[:], other[:] = list(other), list(one)
+    elif how == 5:  # a split is of something else
+        node, _ = inner[random.integers(len(inner))]
+        same = [axis for axis in axes if (axis >= inputs) == (node[0] >= inputs)]
+        node[0] = int(random.choice(same or axes))
+    else:
+        node, _ = inner[random.integers(len(inner))]
+        node[1] = float(random.choice([-0.0, 5e-324, node[1] + random.normal(), 1e30, 1e31, -1e30]))
+
+
+def _within(node: Nested, tree: Nested) -> bool:
+    return any(node is other for other, _ in _all(tree))
+
+
+def _trees(random, case, arrays, header):
+    """The tree of a case is changed as a whole: parts are dropped, moved or cut again."""
+    names = [case[key] for key in ("axes", "cuts", "forces")]
+    trees = _nested(*(arrays[name] for name in names), 2)
+    _changed(random, trees, 2, list(range(12)))
+    axes, cuts, forces, leaves = _flat(trees)
+    arrays |= {"own axes": axes, "own cuts": cuts, "own forces": forces}
+    case |= {"axes": "own axes", "cuts": "own cuts", "forces": "own forces"}
+    count = len(arrays[case["multipliers"]])
+    arrays["own multipliers"] = arrays[case["multipliers"]][leaves]
+    case["multipliers"] = "own multipliers"
+    _follow(case, arrays, count, leaves)
+    _clean(header, arrays)
+
+
+def _follow(holder, arrays, count: int, leaves: list[int]) -> None:
+    """The slopes of leaves that have moved."""
+    for k, pair in enumerate(holder["slopes"]):
+        for side, name in enumerate(pair or ()):
+            if name is not None and len(arrays[name]) == count:
+                arrays[f"own slopes {k} {side}"] = arrays[name][leaves]
+                holder["slopes"][k][side] = f"own slopes {k} {side}"
+
+
+def _clean(header, arrays) -> None:
+    """Arrays that nothing refers to any more are left out."""
+    used = json.dumps(header)
+    for name in [name for name in arrays if json.dumps(name) not in used]:
+        del arrays[name]
+
+
+def _lemmas(random, case, arrays, header):
+    """Proofs by cases of a search are changed; where there are none, random ones get in."""
+    some = [rows for rows in case["boxes"] if rows and "cases" in rows]
+    if not some:
+        _proofs_by_cases(random, case, arrays, header)
+        return
+    rows = some[random.integers(len(some))]
+    cases = rows["cases"] = copy.deepcopy(rows["cases"])
+    for key in ("entries", "sides", "axes", "cuts", "forces"):
+        arrays[f"its {key}"] = arrays[cases[key]].copy()
+        cases[key] = f"its {key}"
+    entries, sides, forces = (arrays[f"its {key}"] for key in ("entries", "sides", "forces"))
+    how = int(random.integers(10))
+    if how < 4:
+        trees = _nested(arrays["its axes"], arrays["its cuts"], forces, 0)
+        count = sum((_size(tree) + 1) // 2 for tree in trees)
+        _changed(random, trees, 0, list(range(9)))
+        (arrays["its axes"], arrays["its cuts"], arrays["its forces"], leaves) = _flat(trees)
+        _follow(cases, arrays, count, leaves)
+    elif how == 4:  # another end
+        sides[random.integers(len(sides))] *= -1
+    elif how == 5:  # of another neuron
+        entries[random.integers(len(entries))] = random.integers(-1, 5)
+    elif how == 6:  # another force
+        if len(forces):
+            place = random.integers(len(forces))
+            odd = [-1e-9, 1e31, 5e-324, 1e-310, 1e30, -0.0, forces[place] + random.exponential()]
+            forces[place] = random.choice(odd)
+    elif how == 7:  # a layer before, or after
+        case["boxes"].reverse()
+    elif how == 8:  # two for one end, or one for none
+        arrays["its entries"], arrays["its sides"] = (
+            (np.append(x, x[-1:]) if random.integers(2) else x[:-1]).astype("<i4")
+            for x in (entries, sides)
+        )
+    else:
+        for k, pair in enumerate(cases["slopes"]):
+            for side, name in enumerate(pair or ()):
+                if name is not None:
+                    array = arrays[name].copy()
+                    odd = [-1, 2, 6e4, -6e4, 1e-7, 0.5]
+                    array.reshape(-1)[random.integers(array.size)] = random.choice(odd)
+                    arrays[f"its slopes {k} {side}"] = array
+                    cases["slopes"][k][side] = f"its slopes {k} {side}"
+    _clean(header, arrays)
+
+
 def _header(random, case, arrays, header):
     how = random.integers(6)
     if how == 0:
@@ -413,5 +600,7 @@ _KINDS = {
     "slopes": _slopes,
     "stations": _stations,
     "proofs by cases": _proofs_by_cases,
+    "proofs by cases of a search": _lemmas,
+    "trees": _trees,
     "the header": _header,
 }

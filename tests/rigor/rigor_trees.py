@@ -110,8 +110,11 @@ def exact_minimum(pieces, case, task) -> fmpq | None:
     for polygon, outputs, hidden in pieces:
         for axis in range(2):
             unit = [fmpq(int(axis == k)) for k in range(2)]
-            polygon = rigor_exact.clip(polygon, unit, high[axis])
-            polygon = rigor_exact.clip(polygon, [-v for v in unit], -low[axis])
+            ends = [point[axis] for point in polygon]
+            if ends and max(ends) > high[axis]:
+                polygon = rigor_exact.clip(polygon, unit, high[axis])
+            if ends and min(ends) < low[axis]:
+                polygon = rigor_exact.clip(polygon, [-v for v in unit], -low[axis])
         total = [fmpq(0)] * 3
         path = task.path
         for neuron, cut, side, force in zip(
@@ -120,8 +123,12 @@ def exact_minimum(pieces, case, task) -> fmpq | None:
             a, b, c = hidden[neuron]
             cut, side, force = rational(cut), int(side), rational(force)
             polygon = rigor_exact.clip(polygon, (side * a, side * b), side * (cut - c))
+            if not polygon:
+                break
             for k, x in enumerate((a, b, c - cut)):
                 total[k] += force * side * x
+        if not polygon:
+            continue
         for row, multiplier in zip(case.outputs, task.multipliers, strict=True):
             weight = rational(multiplier)
             total[2] -= weight * fmpq(row.bound.numerator, row.bound.denominator)
