@@ -406,6 +406,8 @@ class _Pass:
         self.slip = self.slip + self.real.slip(2 * self.added + 2, 0) * self.size
         if self.real.exact:
             return self.total - self.slip, self.cotangents
+        if not np.all(np.isfinite(self.total)):  # infinity would refute whatever it is about
+            raise Refused("a pass back overflows")
         least = np.nextafter(self.total - self.slip * _GENEROUS, -np.inf)
         return least, self.cotangents
 

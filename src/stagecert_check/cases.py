@@ -18,7 +18,7 @@ from stagecert_check.leaves import Clipped, Splits, pushes, splits_of, sum_bound
 from stagecert_check.narrowing import Narrow, narrowed
 from stagecert_check.numbers import LARGEST
 from stagecert_check.slopes import Given, units
-from stagecert_check.tree import Task, leaves_of
+from stagecert_check.tree import Path, Task, leaves_of, windows
 
 _NUMBERS_AT_ONCE = 2**20  # in intervals of parts
 
@@ -39,18 +39,19 @@ def by_cases(
     (argument,) = given.program.nodes[index].arguments
     entries, sides = given.entries(certificate, index, cases)
     places = known.places(index, entries)
-    tasks = list(_parts(given, certificate, cases, len(entries), argument))
-    stacks = given.stacks(certificate, cases.slopes, len(tasks))
+    axes, *_ = _arrays(certificate, cases)
+    stacks = given.stacks(certificate, cases.slopes, int(np.sum(axes == LEAF)))
     partial = known_before(facts, argument)
-    every = _there(known, splits_of([task.path for task in tasks], given.sizes))  # type: ignore
+    split = np.unique(axes[axes >= 0]).astype(np.int64)
+    every = _there(known, splits_of([Path(split, *[np.zeros(len(split))] * 3)], given.sizes))
     inner = narrowed(Narrow(partial), needed=every)
     real, program = facts.arithmetic, inner.facts.program
     numbers = sum(int(np.prod(node.shape)) for node in program.nodes)
     at_once = max(_NUMBERS_AT_ONCE // numbers, 1)
-    least = np.full(len(entries), np.inf)
-    for begin in range(0, len(tasks), at_once):
-        some = tasks[begin : begin + at_once]
-        of, rows = np.array([task.case for task in some]), np.arange(begin, begin + len(some))
+    least, end = np.full(len(entries), np.inf), 0
+    for some in windows(_parts(given, certificate, cases, len(entries), argument), at_once):
+        begin, end = end, end + len(some)
+        of, rows = np.array([task.case for task in some]), np.arange(begin, end)
         there = places[of] >= 0  # of neurons that are zero no more is wanted
         some, of, rows = [some[k] for k in np.flatnonzero(there)], of[there], rows[there]
         if not some:

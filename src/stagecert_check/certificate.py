@@ -319,7 +319,7 @@ class Certificate:
                 raise Refused("forces must not be negative, nor too large")
             # Empty lists stand for nothing but defaults.
             slopes = self._slopes(case["slopes"], activations if case["slopes"] else 0)
-            boxes = self._boxes(case["boxes"], activations if case["boxes"] else 0)
+            boxes = self._boxes(case["boxes"], activations if case["boxes"] else 0, "cases")
             everywhere = Leaf(slopes, boxes, len(multipliers))
             stations = self._stations(case.get("stations", []), axes, activations)
             return Case(axes, cuts, multipliers, {}, forces, everywhere, stations)
@@ -352,7 +352,7 @@ class Certificate:
             node = item["node"]
             if type(node) is not int or not 0 <= node < len(axes) or node in found:
                 raise Refused(f"there is no node {str(node)[:60]}, or it is given twice")
-            found[node] = self._boxes(item["boxes"], activations, True)
+            found[node] = self._boxes(item["boxes"], activations, "forces")
         return found
 
     def _planes(self, items: Any, count: int) -> tuple[Above | None, ...]:
@@ -364,16 +364,16 @@ class Certificate:
             found.append(item)
         return tuple(found)
 
-    def _boxes(self, items: Any, count: int, pulled: bool = False) -> tuple[Rows | None, ...]:
+    def _boxes(self, items: Any, count: int, more: str = "") -> tuple[Rows | None, ...]:
+        """Rows with forces, or perhaps with cases: what there may be more of."""
         listed = _list(items, count, "boxes")
-        return tuple(self._rows(x, k, pulled) for k, x in enumerate(listed))
+        return tuple(self._rows(x, k, more) for k, x in enumerate(listed))
 
-    def _rows(self, item: Any, before: int, pulled: bool) -> Rows | None:
+    def _rows(self, item: Any, before: int, more: str) -> Rows | None:
         if item is None:
             return None
-        split = self.version > 3 and not pulled and isinstance(item, dict) and "cases" in item
-        more = " forces" if pulled else " cases" if split else ""
-        _keys(item, "entries sides slopes" + more)
+        split = more == "cases" and self.version > 3 and isinstance(item, dict) and more in item
+        _keys(item, f"entries sides slopes {more if split or more == 'forces' else ''}")
         forces = item.get("forces")
         return Rows(
             self._name(item["entries"]), self._name(item["sides"]),

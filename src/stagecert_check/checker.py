@@ -36,7 +36,7 @@ from stagecert_check.planes import read_planes
 from stagecert_check.quadratics import Goals, Quadratics
 from stagecert_check.slopes import Given
 from stagecert_check.tree import Path as Way
-from stagecert_check.tree import Station, Task, boxes_of, leaves_of
+from stagecert_check.tree import Station, Task, boxes_of, leaves_of, windows
 
 _NUMBERS_AT_ONCE = 2**22  # in the boxes of leaves, and in the intervals of some of them
 _LEAF_NUMBERS_AT_ONCE = 2**20  # in intervals of leaves that share a box: more fall out of caches
@@ -206,9 +206,8 @@ class Checker:
         Tasks are taken as they come, so many at a time that memory is bounded; boxes that recur
         among those are worked once. What was bounded before is remembered.
         """
-        tasks = iter(tasks)
         at_once = _NUMBERS_AT_ONCE // max(sum(self.wanted.sizes), 64) + 1
-        while some := list(itertools.islice(tasks, at_once)):
+        for some in windows(tasks, at_once):
             leaves: dict[Leaf | Station | None, bytes] = {None: b""}
             keys = self._keys(certificate, some, leaves)
             known = [task for task in some if keys[id(task)] in self._remembered]

@@ -14,6 +14,7 @@ from stagecert_check.functions import Refused
 from stagecert_check.numbers import LARGEST
 
 BELOW, ABOVE = 1, -1
+_SPLITS_AT_ONCE = 2**20  # on the ways to leaves that are worked together
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,20 @@ def boxes_of(tasks: Iterable[Task]) -> Iterator[tuple[Task, bytes]]:
         if ends not in known:
             known[ends] = hashlib.sha256(task.low.tobytes() + task.high.tobytes()).digest()
         yield task, known[ends]
+
+
+def windows(tasks: Iterable[Task], most: int) -> Iterator[list[Task]]:
+    """So many tasks at a time, or fewer: as many as have a million splits of neurons together."""
+    some: list[Task] = []
+    splits = 0
+    for task in tasks:
+        some.append(task)
+        splits += 0 if task.path is None else len(task.path.neurons)
+        if len(some) == most or splits >= _SPLITS_AT_ONCE:
+            yield some
+            some, splits = [], 0
+    if some:
+        yield some
 
 
 class _Walk:

@@ -230,6 +230,25 @@ def test_malformed_certificates_are_rejected(searched, tmp_path):
     assert rejected(lambda h, a, c: a.update({box["entries"]: a[box["entries"]] + 10**6}))
     assert rejected(lambda h, a, c: a.update({box["entries"]: a[box["entries"]] - 10**6}))
     assert rejected(lambda h, a, c: a.update({box["sides"]: 2 * a[box["sides"]]}))
+
+    # Proofs by cases are for trees that split neurons: what would be ignored is refused.
+    one = {"zero": np.zeros(1, "<i4"), "one": np.ones(1, "<i4"), "leaf": np.full(1, -1, "<i4")}
+    one |= {"cut": np.zeros(1), "none": np.zeros(0)}
+
+    def newer(h, a, c, cases=False):
+        h["version"] = 4
+        for leaf in (leaf for case in h["cases"] for leaf in case["leaves"]):
+            leaf["planes"] = []
+        if cases:
+            boxes = c["leaves"][0]["boxes"]
+            rows = next(k for k, rows in enumerate(boxes) if rows)
+            lemma = {"entries": "zero", "sides": "one", "axes": "leaf", "cuts": "cut",
+                     "forces": "none", "slopes": [None] * rows}  # fmt: skip
+            boxes[rows]["cases"] = lemma
+            a.update(one)
+
+    assert not rejected(newer)
+    assert rejected(lambda h, a, c: newer(h, a, c, True))
     multipliers = header["cases"][which]["multipliers"]
     for values in ([[-1.0]], [[0.0]], [[np.nan]], [[1.0, 1.0]], [1.0]):
         assert rejected(lambda h, a, c, v=values: a.update({multipliers: np.array(v)}))

@@ -14,8 +14,8 @@ import pytest
 import rigor_models as models
 
 from stagecert import ProblemError
+from stagecert_check import bounds, cases, check, checker, graph, objectives, properties, tree
 from stagecert_check import certificate as format_
-from stagecert_check import check, checker, graph, objectives, properties
 from stagecert_check.bounds import Facts, few
 from stagecert_check.certificate import Certificate
 from stagecert_check.checker import Checker, Task
@@ -103,6 +103,54 @@ def test_a_deep_tree_needs_little_memory(tmp_path):
     begin, count = time.process_time(), sum(1 for _ in tasks)
     assert count == deep + 1
     assert time.process_time() - begin < 20
+
+
+def _chain(deep: int) -> dict[str, np.ndarray]:
+    """A neuron that is split again and again, always the part above: half of deep^2 forces."""
+    axes = np.array([0, -1] * deep + [-1], "<i4")
+    forces = np.zeros(deep * (deep + 1) // 2 + deep)
+    return {"axes": axes, "cuts": np.zeros(len(axes)), "forces": forces}
+
+
+@pytest.mark.parametrize("lemmas", [False, True])
+def test_many_splits_on_the_ways_to_leaves_are_not_held_at_once(small, monkeypatch, lemmas):
+    # A file of 80 kB took more than a gigabyte.
+    held, deep = [], 600
+    real = tree.windows
+
+    def counted(*given):
+        for some in real(*given):
+            held.append(sum(len(task.path.neurons) for task in some))
+            yield some
+
+    monkeypatch.setattr(tree, "_SPLITS_AT_ONCE", 1000)
+    for module in (checker, cases):
+        monkeypatch.setattr(module, "windows", counted)
+    chain = _chain(deep)
+    arrays = {f"l{name}": array for name, array in chain.items()}
+    arrays |= {"one": np.ones(1, "<i4"), "zero": np.zeros(1, "<i4")}
+    arrays |= {"none": np.zeros(0), "leaf": np.array([-1], "<i4"), "end": np.zeros(1)}
+    names = {name: f"l{name}" for name in chain}
+    lemma = names | {"entries": "zero", "sides": "one", "slopes": [None]}
+    few, count = {"axes": "leaf", "cuts": "end", "forces": "none"}, 1 if lemmas else deep + 1
+    if not lemmas:
+        arrays["laxes"] = np.where(chain["axes"] == 0, 2, -1).astype("<i4")  # after two inputs
+    arrays |= {"m": np.ones((count, 1)), "empty": np.zeros(0, "<i4")}
+    rows = {"entries": "empty", "sides": "empty", "slopes": [None], "cases": lemma}
+    case = (few if lemmas else names) | {"multipliers": "m", "slopes": []}
+    case |= {"boxes": [None, rows] if lemmas else [], "stations": []}
+    used, make = json.dumps(case), models.Maker()
+    hidden = make.node("MatMul", make.node("Relu", "x"), make.constant(np.eye(2)))
+    ends = [("x", [1, 2])], [(make.node("Relu", hidden), [1, 2])]
+    small.model = make.model(*ends).SerializeToString()
+    small.paths[0].write_bytes(small.model)
+    arrays = {name: array for name, array in arrays.items() if json.dumps(name) in used}
+    header = {"format": "stagecert certificate", "version": 4, "stagecert": "0", "cases": [case]}
+    models.write(small.paths[2], header, arrays, small.model, small.text)
+    report = small.check()
+    assert report.accepted, report.reasons
+    assert sum(held) == len(chain["forces"])
+    assert max(held) < 1000 + deep + 1
 
 
 def test_many_leaves(small):
@@ -370,6 +418,21 @@ def test_a_remembered_bound_that_refutes_nothing_refutes_nothing(small):
         report = made.accepts(Certificate(small.paths[2]))
         assert not report.accepted
         assert "refutes nothing" in report.reasons[0]
+
+
+def test_a_bound_that_overflows_refutes_nothing(small):
+    """Infinity would be above zero."""
+    box = np.zeros((1, 2)), np.ones((1, 2))
+    facts = Facts(Arithmetic(), small.checker().program, *box).derive()
+    going = bounds._Pass(facts, np.zeros(1, int), {}, {})
+    going.total = np.array([np.inf])
+    with pytest.raises(Refused, match="overflows"):
+        going.bounds()
+    large = np.array([[1e300, 1e300]])
+    facts.high[0] = facts.high[0] * 1e30
+    facts.low[0] = facts.high[0] / 2
+    with np.errstate(all="ignore"), pytest.raises(Refused, match="overflows"):
+        bounds.lower_bounds(facts, np.zeros(1, int), lambda _: {0: large}, {})
 
 
 def test_memory_is_bounded(small, monkeypatch):
