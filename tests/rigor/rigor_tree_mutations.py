@@ -551,7 +551,8 @@ def _lemmas(random, case, arrays, header):
     elif how == 6:  # another force
         if len(forces):
             place = random.integers(len(forces))
-            odd = [-1e-9, 1e31, 5e-324, 1e-310, 1e30, -0.0, forces[place] + random.exponential()]
+            near = [forces[place] + random.exponential(), -forces[place], -random.exponential()]
+            odd = [-1e-9, 1e31, 5e-324, 1e-310, 1e30, -0.0, *near, *near]
             forces[place] = random.choice(odd)
     elif how == 7:  # a layer before, or after
         case["boxes"].reverse()
