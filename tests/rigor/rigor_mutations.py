@@ -429,7 +429,7 @@ def run_fuzz(count: int, seed: int, folder: Path, say=lambda _: None) -> dict:
         if isinstance(base, Base):
             tally[verdict(base, base.model, base.text, data)] += 1
         else:
-            tally[base.verdict(data)] += 1
+            tally[base.verdict(data, thorough=False)] += 1
         signal.alarm(0)
         longest = max(longest, time.process_time() - begin)
         if number % 1000 == 999:
