@@ -178,8 +178,10 @@ class Certificate:
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise self._none(f"header.json does not have the format '{FORMAT}'")
         if type(header.get("version")) is not int or header["version"] not in VERSIONS:
+            which = str(header.get("version"))[:60]
             raise ProblemError(
-                f"{self._name_of}: has a version other than {' and '.join(map(str, VERSIONS))}."
+                f"{self._name_of}: is of version {which}; this checker reads versions "
+                f"{VERSIONS[0]} to {VERSIONS[-1]}."
             )
         members = self._zip.infolist()
         self._members, self._used = {info.filename for info in members}, {"header.json"}
