@@ -492,8 +492,8 @@ def _within(node: Nested, tree: Nested) -> bool:
 
 def _trees(random, case, arrays, header):
     """The tree of a case is changed as a whole: parts are dropped, moved or cut again."""
-    names = [case[key] for key in ("axes", "cuts", "forces")]
-    trees = _nested(*(arrays[name] for name in names), 2)
+    axes, cuts, forces = (arrays[case[key]] for key in ("axes", "cuts", "forces"))
+    trees = _nested(axes, cuts, forces, 2)
     _changed(random, trees, 2, list(range(12)))
     axes, cuts, forces, leaves = _flat(trees)
     arrays |= {"own axes": axes, "own cuts": cuts, "own forces": forces}
