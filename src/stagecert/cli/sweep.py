@@ -74,8 +74,7 @@ def sweep(
         from stagecert.sweeps import InProcess, Store
         from stagecert.sweeps.tables import check_format
         from stagecert.verify.instances import read_lists
-        from stagecert.verify.report import report_of_instances
-        from stagecert.verify.sweep import Sweep
+        from stagecert.verify.sweep import Sweep, report_of_instances
 
         check_format(format)
         set_up_jax()
