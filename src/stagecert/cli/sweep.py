@@ -10,8 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from stagecert.cli.ending import Watcher
-from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
-from stagecert.cli.running import Running, command, duration
+from stagecert.cli.running import (
+    RayAddress,
+    Running,
+    WorkerMemory,
+    Workers,
+    command,
+    duration,
+    engine_of,
+)
 from stagecert.cli.verify import set_up_jax
 
 WRONG = 1
