@@ -26,7 +26,7 @@ from stagecert.errors import Disagreement, ProblemError
 
 if TYPE_CHECKING:
     from stagecert.sweeps import Store
-    from stagecert.sweeps.campaign import Campaign
+    from stagecert.sweeps.sweep import Campaign
 
 INTERRUPTED = 130
 # Seconds between two lines of progress, where there is no terminal to draw a bar on.

@@ -20,11 +20,10 @@ from stagecert.curvature.lattice import (
     definite,
     known,
     outward,
+    rule,
     unknown,
 )
-from stagecert.curvature.powers import whole_power
-from stagecert.curvature.sums import reduce_sum, times
-from stagecert.curvature.table import rule
+from stagecert.curvature.sums import reduce_sum, times, whole_power
 
 
 @rule("dot_general")

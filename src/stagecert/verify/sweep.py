@@ -14,8 +14,8 @@ from stagecert import __version__
 from stagecert.errors import ProblemError
 from stagecert.files import write_csv, write_whole
 from stagecert.sweeps import Item, Store
-from stagecert.sweeps.campaign import Campaign
 from stagecert.sweeps.report import About, Entry, write_report
+from stagecert.sweeps.sweep import Campaign
 from stagecert.sweeps.tables import write_table
 from stagecert.verify.contents import digest_of
 from stagecert.verify.instances import Instance, stem
