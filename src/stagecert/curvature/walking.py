@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from stagecert.curvature import contractions, functions  # noqa: F401
 from stagecert.curvature.functions import logarithm, root
 from stagecert.curvature.lattice import (
     CONCAVE,

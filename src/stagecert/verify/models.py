@@ -16,7 +16,7 @@ from stagecert.networks import Network
 from stagecert.networks.operations import Activation, Joint
 from stagecert.verify.contents import bytes_of, contents_of, in_one_piece
 from stagecert.verify.runtime import RUNTIME, Session
-from stagecert_check import external, graph, joining, stating, tying
+from stagecert_check import external, graph, joining, stating
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.properties import Property
 
@@ -57,16 +57,16 @@ class OpenModel:
     def stating(self, property: Property) -> tuple["OpenModel", Property]:
         """The model and the property in terms of inputs and outputs alone; see `stating`.
 
-        Inputs that are equal become one; see `tying`. Then the model as it was is `untied`, and
-        `places` says which of the inputs that are left each of its own is.
+        Where inputs that are equal become one, the model as it was is `untied`, and `places` says
+        which of the inputs that are left each of its own is.
         """
         contents, wanted = stating.stated(self.contents, property)
         larger = self if contents is self.contents else self._changed(contents)
-        smaller, tied = tying.tied(contents, wanted)
+        smaller, tied = stating.tied(contents, wanted)
         if smaller is contents:
             return larger, wanted
         found = self._changed(smaller)
-        found.untied, found.places = larger, tying.places_of(wanted)
+        found.untied, found.places = larger, stating.places_of(wanted)
         return found, tied
 
     def _changed(self, contents: external.Model) -> "OpenModel":
