@@ -179,31 +179,13 @@ def computed(equation, values: list[Known]) -> list[Known]:
 
 # What is plain in NumPy is faster there: JAX compiles every primitive that it runs by itself.
 NUMPY = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "neg": np.negative,
-    "abs": np.abs,
-    "max": np.maximum,
-    "min": np.minimum,
-    "square": np.square,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "stop_gradient": np.asarray,
-    "copy": np.asarray,
-    "div": np.divide,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "logistic": scipy.special.expit,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
+    "max": np.maximum, "min": np.minimum, "square": np.square, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "exp": np.exp,
+    "log": np.log, "sqrt": np.sqrt, "stop_gradient": np.asarray, "copy": np.asarray,
+    "div": np.divide, "and": np.bitwise_and, "or": np.bitwise_or, "logistic": scipy.special.expit,
     "tanh": np.tanh,
-}
+}  # fmt: skip
 
 
 # -- loops and branches ----------------------------------------------------------------------------

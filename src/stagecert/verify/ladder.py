@@ -235,28 +235,24 @@ class WholeBoxes:
 
     def bound_by_checker(self, complete: Complete) -> None:
         """Bounds over whole boxes as the checker derives them: nothing has to be compiled."""
+        self._bound_each("backward", lambda g: complete.whole(g).bounds)
+
+    def bound_roughly(self, complete: Complete) -> None:
+        """The same with fewer passes back, which is where nearly all of the time goes."""
+        self._bound_each("intervals", lambda g: complete.rough(g, False))
+        if not self.over():
+            self._bound_each("intervals", lambda g: complete.rough(g, few))
+
+    def _bound_each(self, how: str, bounds_of: Callable[[int], np.ndarray]) -> None:
         for g in sorted({g for g, _ in self.known.open()}):
-            self.say(f"bounding box {g + 1} of {len(self.known.groups)}: backward")
+            self.say(f"bounding box {g + 1} of {len(self.known.groups)}: {how}")
             try:
-                bounds = complete.whole(g).bounds
+                bounds = bounds_of(g)
             except Refused:
                 continue
             self.known.note("backward", g, np.arange(len(bounds)), bounds)
             if self.over():
                 return
-
-    def bound_roughly(self, complete: Complete) -> None:
-        """The same with fewer passes back, which is where nearly all of the time goes."""
-        for passes in (False, few):
-            for g in sorted({g for g, _ in self.known.open()}):
-                self.say(f"bounding box {g + 1} of {len(self.known.groups)}: intervals")
-                try:
-                    bounds = complete.rough(g, passes)
-                except Refused:
-                    continue
-                self.known.note("backward", g, np.arange(len(bounds)), bounds)
-                if self.over():
-                    return
 
     def bound_by_planes(self, complete: Complete) -> None:
         """Bounds over whole boxes that look at all inputs of neurons."""

@@ -22,25 +22,10 @@ from stagecert.verify.instances import Instance, stem
 from stagecert.verify.judging import VERDICTS, Attached, Hashes, Judging
 
 COLUMNS = {
-    "index": int,
-    "set": str,
-    "model": str,
-    "property": str,
-    "timeout": float,
-    "verdict": str,
-    "expected": str,
-    "wrong": bool,
-    "bound": float,
-    "nearest": float,
-    "gap": float,
-    "cases": int,
-    "refuted": int,
-    "boxes": int,
-    "how": str,
-    "certificate": str,
-    "file": str,
-    "note": str,
-}
+    "index": int, "set": str, "model": str, "property": str, "timeout": float, "verdict": str,
+    "expected": str, "wrong": bool, "bound": float, "nearest": float, "gap": float, "cases": int,
+    "refuted": int, "boxes": int, "how": str, "certificate": str, "file": str, "note": str,
+}  # fmt: skip
 CERTIFICATES = ("accepted", "rejected", "missing", "unchecked")
 # Folders and endings of the files that belong to instances.
 _FILES = {"certificate": ("certificates", "cert"), "counterexample": ("counterexamples", "txt")}
