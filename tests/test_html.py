@@ -12,9 +12,8 @@ import pytest
 
 from stagecert import machine
 from stagecert.charts import Axis, Curve, chart
-from stagecert.html import Link, Page
+from stagecert.html import Link, Page, png
 from stagecert.networks.bounding.results import Bounds
-from stagecert.pictures import png
 from stagecert.solution import Solution, Stats, Status
 from stagecert.verify.verdict import CaseBounds, Verdict
 

@@ -30,7 +30,7 @@ LAYERS = [
     ("bad_input",  "stagecert_check.errors",
                    "",
                    ""),
-    ("basics",     "errors files tree codes powers machine charts pictures html compiling",
+    ("basics",     "errors files tree codes powers machine charts html compiling",
                    "bad_input",
                    "jax matplotlib numpy"),
     # In order: a module imports only modules that come before it.

@@ -7,6 +7,8 @@ pictures PNG, and both are part of the page.
 import base64
 import io
 import re
+import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from numbers import Integral, Real
@@ -16,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stagecert.files import write_whole
-from stagecert.pictures import png
 
 # Texts of up to so many characters are not broken into lines in a table: on a narrow screen a table
 # scrolls sideways, and is easier to read than one whose every word is on a line of its own.
@@ -292,3 +293,42 @@ def _svg(figure: Any, name: str) -> str:
     text = re.sub(r"\bid=\"([^\"]+)\"", rf'id="{name}-\1"', text)
     text = re.sub(r"(url\(|href=\")#", rf"\1#{name}-", text)
     return text.replace("xlink:href", "href")
+
+
+# -- arrays of pixels as PNG files -----------------------------------------------------------------
+
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+GREY, COLOUR = 0, 2
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG file.
+
+    Args:
+        pixels: (height, width) or (height, width, 3), from 0 (black) to 1; what is outside of that
+            is cut.
+    """
+    levels = np.round(np.clip(np.asarray(pixels, float), 0, 1) * 255).astype(np.uint8)
+    height, width = levels.shape[:2]
+    kind = GREY if levels.ndim == 2 else COLOUR
+    # Each line begins with a byte that says how it is predicted from its neighbours: not at all.
+    lines = np.concatenate(
+        [np.zeros((height, 1), np.uint8), levels.reshape(height, -1)], axis=1
+    ).tobytes()
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    return (
+        SIGNATURE
+        + _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", zlib.compress(lines, 9))
+        + _chunk(b"IEND", b"")
+    )
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )

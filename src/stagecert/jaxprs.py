@@ -11,19 +11,10 @@ from typing import Any
 from jax.extend.core import Literal
 
 # Primitives that only call a function: their first jaxpr is what they compute.
-CALLS = frozenset(
-    {
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "remat",
-        "remat2",
-        "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-    }
-)
+CALLS = {
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
+    "custom_vjp_call",
+}  # fmt: skip
 
 
 def inner_jaxprs(equation) -> list[tuple[Any, Any]]:

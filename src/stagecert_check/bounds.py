@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from stagecert_check.folding import Folded, folded
+from stagecert_check.folding import Folded, folded, linear_interval, magnitude
 from stagecert_check.functions import Activation, Refused
 from stagecert_check.graph import Node, Program, Shift
-from stagecert_check.intervals import linear_interval, magnitude
 from stagecert_check.linear import Linear, MatMul, Move, Reshape, Shape
 from stagecert_check.numbers import LARGEST, Arithmetic
 from stagecert_check.planes import Planes

@@ -21,7 +21,6 @@ from stagecert_check import (
     properties,
     recurrent,  # noqa: F401
     stating,
-    tying,
 )
 from stagecert_check.bounds import Facts, few
 from stagecert_check.branching import Branching, path_of
@@ -91,7 +90,7 @@ def check(
     joining.check_names(several, wanted)
     one: Any = model_path  # unless it names several
     model = model_contents(one) if several is None else joining.joint_contents(several)
-    model, wanted = tying.tied(*stating.stated(model, wanted))
+    model, wanted = stating.tied(*stating.stated(model, wanted))
     try:
         certificate = Certificate(Path(certificate_path))
         if model.digest != certificate.model:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from flint import arb, fmpq
 
-from stagecert_check import external, inlining, linear
+from stagecert_check import external, linear
 from stagecert_check.constants import FOLDED, MOST_COMPUTED, balls, fold, near, settled
 from stagecert_check.functions import Activation, Refused, Value
 from stagecert_check.numbers import Arithmetic
@@ -89,7 +89,7 @@ def read(
         raise Refused("the model has sparse initialisers or quantisation")
     if not graph.output:
         raise Refused("the model has no outputs")
-    nodes = inlining.inlined(model, versions[0])
+    nodes = external.inlined(model, versions[0])
     reader = _Reader(arithmetic, versions[0], files or {})
     if ordered and len(graph.output) == 1:
         reader.ordered = graph.output[0].name

@@ -18,9 +18,8 @@ from stagecert import ProblemError, Status
 from stagecert.applications import isotonic
 from stagecert.applications.isotonic import (
     certificate,
-    compiling,
     dual,
-    extension,
+    estimator,
     fitting,
     flows,
     loops,
@@ -377,8 +376,8 @@ import sys
 sys.modules["numba"] = None
 import numpy as np
 from stagecert.applications import isotonic
-from stagecert.applications.isotonic import compiling
-assert not compiling.COMPILED
+from stagecert.applications.isotonic import loops
+assert not loops.COMPILED
 rng = np.random.default_rng(0)
 X = rng.random((120, 3))
 y = X.sum(1) + rng.normal(0, 0.3, 120)
@@ -391,7 +390,7 @@ assert isotonic.fit(y, order, node=node).status.solved
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
-@pytest.mark.skipif(not compiling.COMPILED, reason="Numba is not installed")
+@pytest.mark.skipif(not loops.COMPILED, reason="Numba is not installed")
 def test_loops_are_compiled():
     assert hasattr(loops.ascend, "py_func")
 
@@ -488,9 +487,9 @@ def test_extensions_enclose_every_monotone_function():
     fitted = isotonic.fit(points.sum(1), order, node=node).fitted  # already monotone
     inside = np.empty((order.count, 3))
     inside[node] = points
-    ends = extension.corners(inside, fitted, order)
+    ends = estimator.corners(inside, fitted, order)
     new = rng.random((200, 3))
-    low, middle, high = (extension.extend(new, *ends, w) for w in ("lower", "middle", "upper"))
+    low, middle, high = (estimator.extend(new, *ends, w) for w in ("lower", "middle", "upper"))
     truth = new.sum(1)
     surrounded = (low > fitted.min()) & (high < fitted.max())
     assert surrounded.any()

@@ -9,7 +9,7 @@ from sweep_works import CONFIGURATION
 
 import stagecert
 from stagecert import sweeps
-from stagecert.cli.engine import engine_of, with_address
+from stagecert.cli.running import engine_of, with_address
 from stagecert.errors import ProblemError
 from stagecert.robust.robust import Robustness
 from stagecert.sweeps import InProcess, Item, Processes, Ray, Row, Store

@@ -8,7 +8,7 @@ from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 
 from stagecert.errors import ProblemError
 from stagecert.verify import resuming, splitting, tree
-from stagecert.verify.attacker import Attacker
+from stagecert.verify.attack import Attacker
 from stagecert.verify.grafts import Grafter
 from stagecert.verify.verify import Verification
 

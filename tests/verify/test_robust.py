@@ -18,7 +18,7 @@ from stagecert.networks.importers.onnx.model import CONVERTERS
 from stagecert.robust import Robustness, robust, table
 from stagecert.robust.table import COLUMNS
 from stagecert.verify.contents import contents_of, digest_of
-from stagecert.verify.logits import without_softmax
+from stagecert.verify.models import without_softmax
 
 DIGITS = Path(stagecert.__file__).parent / "digits"
 MODEL = DIGITS / "digits.onnx"

@@ -12,7 +12,7 @@ from stagecert.verify import verify
 from stagecert.verify.instances import read_lists
 from stagecert.verify.models import OpenModel
 from stagecert.verify.sweep import Sweep
-from stagecert_check import check, joining, properties, tying
+from stagecert_check import check, joining, properties, stating
 
 # f is not decreasing in its first input if its weights are not negative; g is the same network.
 LAYERS = [([[1.0, 0.5], [0.25, -1.0]], [0.1, 0.2]), ([[1.0, 0.5]], [0.0])]
@@ -203,9 +203,9 @@ def test_networks_on_equal_inputs_are_decided_and_checked(tmp_path, by, answer):
 
 def test_inputs_that_are_not_always_equal_stay_apart():
     text = SAME.replace("(assert (== X_f[0,0] X_g[0,0]))", "(assert (<= X_f[0,0] X_g[0,0]))")
-    assert tying.places_of(properties.load(text.replace("BY", "1"))).tolist() == [0, 1, 2, 1]
+    assert stating.places_of(properties.load(text.replace("BY", "1"))).tolist() == [0, 1, 2, 1]
     text = SAME.replace("(assert (== X_f[0,0] X_g[0,0]))", "").replace(
         "(assert (== X_g[0,1] X_f[0,1]))",
         "(assert (or (== X_g[0,1] X_f[0,1]) (== X_g[0,0] X_f[0,0])))",
     )
-    assert tying.places_of(properties.load(text.replace("BY", "1"))) is None
+    assert stating.places_of(properties.load(text.replace("BY", "1"))) is None

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 from stagecert import networks
 from stagecert.errors import ProblemError
 from stagecert.verify import Verification, verify
+from stagecert.verify.models import needed
 from stagecert.verify.queries import groups_of
-from stagecert.verify.sizes import needed
 from stagecert.verify.splitting import Splitter
 from stagecert_check import properties
 from stagecert_check.properties import Row

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from stagecert.robust.data import DataSet
-from stagecert.robust.report import report_of_radii, report_of_robust
-from stagecert.robust.shown import _picture
+from stagecert.robust.report import _picture, report_of_radii, report_of_robust
 from stagecert.robust.table import Report
 from stagecert.robust.work import Finding
 from stagecert.sweeps import Row, Store

@@ -12,7 +12,7 @@ from exact import dense, random_layers, row_text, smallest_violation, vnnlib
 from stagecert.errors import ProblemError
 from stagecert.networks import load
 from stagecert.verify import Verification, verify
-from stagecert.verify.attacker import Attacker
+from stagecert.verify.attack import Attacker
 from stagecert.verify.complete import Complete
 from stagecert.verify.grafts import Grafter
 from stagecert.verify.queries import groups_of

@@ -13,9 +13,9 @@ import typer
 import stagecert
 from stagecert.cli.check import check
 from stagecert.cli.demo import demo
-from stagecert.cli.engine import with_address
 from stagecert.cli.inspect import inspect
 from stagecert.cli.robust import robust
+from stagecert.cli.running import with_address
 from stagecert.cli.supports import supports
 from stagecert.cli.sweep import sweep
 from stagecert.cli.verify import verify

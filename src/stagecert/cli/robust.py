@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stagecert.cli.ending import Watcher, say
-from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
-from stagecert.cli.running import Running, command
+from stagecert.cli.running import RayAddress, Running, WorkerMemory, Workers, command, engine_of
 
 REPORT = "report.html"
 

@@ -10,8 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from stagecert.cli.ending import Watcher
-from stagecert.cli.engine import RayAddress, WorkerMemory, Workers, engine_of
-from stagecert.cli.running import Running, command, duration
+from stagecert.cli.running import (
+    RayAddress,
+    Running,
+    WorkerMemory,
+    Workers,
+    command,
+    duration,
+    engine_of,
+)
 from stagecert.cli.verify import set_up_jax
 
 WRONG = 1
@@ -74,8 +81,7 @@ def sweep(
         from stagecert.sweeps import InProcess, Store
         from stagecert.sweeps.tables import check_format
         from stagecert.verify.instances import read_lists
-        from stagecert.verify.report import report_of_instances
-        from stagecert.verify.sweep import Sweep
+        from stagecert.verify.sweep import Sweep, report_of_instances
 
         check_format(format)
         set_up_jax()

@@ -10,8 +10,17 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stagecert.cli.ending import BAD_INPUT, FAILED, Ending, Watcher, end, say
-from stagecert.cli.guard import ANSWERING, UNLIMITED, guard
+from stagecert.cli.ending import (
+    ANSWERING,
+    BAD_INPUT,
+    FAILED,
+    UNLIMITED,
+    Ending,
+    Watcher,
+    end,
+    guard,
+    say,
+)
 from stagecert.errors import Disagreement, ProblemError
 from stagecert.files import check_writable, write_whole
 
@@ -276,7 +285,7 @@ class _Outcome(Ending):
             sys.stderr.write("\r\x1b[K")
 
     def lost(self, answer: str, reason: str, code: int | None = None) -> NoReturn:
-        """The answer where the process that did the work has none; see `stagecert.cli.guard`."""
+        """The answer where the process that did the work has none; see `stagecert.cli.ending`."""
         say(reason)
         self._say_where_the_search_is()
         said = json.dumps({"answer": answer, "reason": reason}) if self.as_json else None

@@ -13,17 +13,6 @@ from stagecert.curvature.moving import PLACES, STRUCTURAL, mover
 from stagecert.curvature.walking import NUMPY, Walk, follow
 
 __all__ = [
-    "CONCAVE",
-    "CONVEX",
-    "NUMPY",
-    "PLACES",
-    "STRUCTURAL",
-    "Known",
-    "Walk",
-    "constant",
-    "follow",
-    "mover",
-    "parameter",
-    "unknown",
-    "variable",
-]
+    "CONCAVE", "CONVEX", "NUMPY", "PLACES", "STRUCTURAL", "Known", "Walk", "constant", "follow",
+    "mover", "parameter", "unknown", "variable",
+]  # fmt: skip

@@ -13,17 +13,17 @@ from stagecert.curvature.lattice import (
     LOG_CONVEX,
     NOTHING_KNOWN,
     ROOT_CONVEX,
+    RULES,
     Known,
     cleared,
     composed,
     constant,
     known,
     negative,
+    rule,
     unknown,
 )
-from stagecert.curvature.powers import monotone, whole_power
-from stagecert.curvature.sums import shifted_at, times
-from stagecert.curvature.table import RULES, rule
+from stagecert.curvature.sums import monotone, shifted_at, times, whole_power
 
 # -- maxima ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stagecert.curvature.bends import moved
 from stagecert.curvature.lattice import (
     CONCAVE,
     CONSTANT,
@@ -19,10 +18,11 @@ from stagecert.curvature.lattice import (
     Known,
     Origin,
     known,
+    moved,
     outward,
+    rule,
     unknown,
 )
-from stagecert.curvature.table import rule
 from stagecert.jaxprs import bind
 
 # -- moving entries around -------------------------------------------------------------------------

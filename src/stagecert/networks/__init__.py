@@ -8,17 +8,9 @@ from stagecert.networks.bounding.results import Bounds, margins
 from stagecert.networks.graph import Network
 
 __all__ = [
-    "Bounds",
-    "Intermediate",
-    "Network",
-    "bound",
-    "from_jax",
-    "from_torch",
-    "load",
-    "margins",
-    "register",
-    "register_relaxation",
-]
+    "Bounds", "Intermediate", "Network", "bound", "from_jax", "from_torch", "load", "margins",
+    "register", "register_relaxation",
+]  # fmt: skip
 
 # Before anything is compiled: JAX looks for its cache once.
 keep_programs()

@@ -21,7 +21,11 @@ import numpy as np
 class Operation:
     """Calls are `operation(weights, *arguments)`."""
 
-    label: ClassVar[str]
+    label: ClassVar[str]  # the class's name, unless it says otherwise
+
+    def __init_subclass__(cls) -> None:
+        if "label" not in cls.__dict__:
+            cls.label = cls.__name__.lower()
 
     def __call__(self, weights, *arguments) -> Any:
         raise NotImplementedError
@@ -61,7 +65,6 @@ class MatMul(Linear):
     importers compute constants that float64 cannot hold, such as 1/3. Bounds are charged for it.
     """
 
-    label: ClassVar[str] = "matmul"
     left: bool = False
     loose: int = 0
 
@@ -83,7 +86,6 @@ class Conv(Linear):
     `input_dilation` above one inserts zeros between the entries of x: a transposed convolution.
     """
 
-    label: ClassVar[str] = "conv"
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
@@ -241,7 +243,6 @@ _own_conv.defvjp(_own_conv_fwd, _own_conv_bwd)
 class Scale(Linear):
     """x * weights, with broadcasting; `loose` is that of MatMul."""
 
-    label: ClassVar[str] = "scale"
     loose: int = 0
 
     def __call__(self, weights, x):
@@ -258,7 +259,6 @@ class Scale(Linear):
 class Sum(Linear):
     """The sum of the arguments, each times 1 or -1, with broadcasting."""
 
-    label: ClassVar[str] = "sum"
     signs: tuple[int, ...]
 
     def __call__(self, weights, *arguments):
@@ -281,7 +281,6 @@ class Sum(Linear):
 class Reshape(Linear):
     """The entries in another shape."""
 
-    label: ClassVar[str] = "reshape"
     shape: tuple[int, ...]
 
     def __call__(self, weights, x):
@@ -292,7 +291,6 @@ class Reshape(Linear):
 class Broadcast(Linear):
     """Repeats entries along axes of length one or new leading axes."""
 
-    label: ClassVar[str] = "broadcast"
     shape: tuple[int, ...]
 
     def __call__(self, weights, x):
@@ -306,7 +304,6 @@ class Broadcast(Linear):
 class Transpose(Linear):
     """The axes in another order."""
 
-    label: ClassVar[str] = "transpose"
     axes: tuple[int, ...]
 
     def __call__(self, weights, x):
@@ -317,7 +314,6 @@ class Transpose(Linear):
 class Slice(Linear):
     """x[start:stop:step] along every axis; steps are positive."""
 
-    label: ClassVar[str] = "slice"
     starts: tuple[int, ...]
     stops: tuple[int, ...]
     steps: tuple[int, ...]
@@ -333,7 +329,6 @@ class Take(Linear):
     The weights are an array of nonnegative integers, whose shape replaces the axis.
     """
 
-    label: ClassVar[str] = "take"
     axis: int | None = None
 
     def __call__(self, weights, x):
@@ -347,7 +342,6 @@ class Take(Linear):
 class Concat(Linear):
     """The arguments one after the other along an axis."""
 
-    label: ClassVar[str] = "concat"
     axis: int
 
     def __call__(self, weights, *arguments):
@@ -358,7 +352,6 @@ class Concat(Linear):
 class Pad(Linear):
     """Zeros around x: (before, after) for every axis; negative numbers cut."""
 
-    label: ClassVar[str] = "pad"
     widths: tuple[tuple[int, int], ...]
 
     def __call__(self, weights, x):
@@ -369,7 +362,6 @@ class Pad(Linear):
 class Reduce(Linear):
     """The sum over some axes."""
 
-    label: ClassVar[str] = "reduce"
     axes: tuple[int, ...]
     keepdims: bool
 
@@ -407,7 +399,6 @@ class WindowSum(Linear):
 class Windows(Linear):
     """The entries of sliding windows, along a new last axis; one number for each axis of x."""
 
-    label: ClassVar[str] = "windows"
     window: tuple[int, ...]
     strides: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -435,7 +426,6 @@ class Windows(Linear):
 class Shift(Operation):
     """x + weights, with broadcasting; `loose` is that of MatMul."""
 
-    label: ClassVar[str] = "shift"
     loose: int = 0
 
     def __call__(self, weights, x):
@@ -450,7 +440,6 @@ class Activation(Operation):
     (name, value) pairs; arrays that go with the entries (the slopes of PRelu) are the weights.
     """
 
-    label: ClassVar[str] = "activation"
     kind: str
     settings: tuple[tuple[str, float], ...] = ()
 
@@ -469,8 +458,6 @@ class Joint(Operation):
 class Max(Joint):
     """The maximum over the last axis."""
 
-    label: ClassVar[str] = "max"
-
     def __call__(self, weights, x):
         return jnp.max(x, axis=-1)
 
@@ -478,8 +465,6 @@ class Max(Joint):
 @dataclass(frozen=True)
 class Product(Joint):
     """The product of the two entries of the last axis."""
-
-    label: ClassVar[str] = "product"
 
     def __call__(self, weights, x):
         return x[..., 0] * x[..., 1]

@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,21 @@ from stagecert.errors import ProblemError
 from stagecert.robust import table
 from stagecert.robust.boxes import Preparation
 from stagecert.robust.data import DataSet, data_set, number
-from stagecert.robust.images import Images
 from stagecert.robust.work import (
     METHODS,
+    Finding,
     Options,
+    Work,
     largest_batch,
     memory_or_default,
     must_be_covered,
     open_classifier,
 )
 from stagecert.sweeps import Item, Row, Store
-from stagecert.sweeps.campaign import Campaign
+from stagecert.sweeps.sweep import Campaign
 from stagecert.sweeps.tables import Format, check_format
+from stagecert.verify.contents import bytes_of
+from stagecert.verify.models import OpenModel
 
 
 def robust(
@@ -211,3 +215,45 @@ def _numbers(values, name: str) -> tuple[Fraction, ...]:
     if not several:
         raise ProblemError(f"{name} is empty.")
     return tuple(number(value, name) for value in several)
+
+
+# -- the work, as other processes get it -----------------------------------------------------------
+
+
+class Images:
+    """Decides images; see `sweeps.Work`. The place of an item is that of its image."""
+
+    def __init__(self, model: OpenModel, data: DataSet, how: Preparation, options: Options):
+        self._model: OpenModel | bytes = model
+        self._data, self._how, self._options = data, how, options
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another machine need not have the file, and sessions of ONNX Runtime cannot be sent.
+        sent = self._model if isinstance(self._model, bytes) else bytes_of(self._model.contents)
+        return {**self.__dict__, "_model": sent}
+
+    def prepare(self):
+        """Loads the model, unless it is there."""
+        if isinstance(self._model, bytes):
+            self._model = open_classifier(self._model)
+        work = Work(self._model, self._data, self._how, self._options)
+
+        def rows(items: Sequence[Item]) -> list[Row]:
+            found = work([item.place for item in items])
+            return [
+                Row(
+                    item.key,
+                    item.place,
+                    asdict(finding),
+                    seconds,
+                    None if point is None else point.astype("<f4").tobytes(),
+                )
+                for item, (finding, seconds, point) in zip(items, found, strict=True)
+            ]
+
+        return rows
+
+    def failed(self, item: Item, why: str) -> Row:
+        """Nothing is known but the label."""
+        label = int(self._data.labels[item.place])
+        return Row(item.key, item.place, asdict(Finding(label, status="error", note=why)))

@@ -13,21 +13,10 @@ from stagecert.sweeps import Store
 from stagecert.sweeps.tables import write_table
 
 COLUMNS = {
-    "index": int,
-    "label": int,
-    "predicted": int,
-    "status": str,
-    "correct": bool,
-    "attacked": bool,
-    "certified": bool,
-    "checked": bool,
-    "becomes": int,
-    "method": str,
-    "bound": float,
-    "attack": float,
-    "gap": float,
-    "note": str,
-}
+    "index": int, "label": int, "predicted": int, "status": str, "correct": bool, "attacked": bool,
+    "certified": bool, "checked": bool, "becomes": int, "method": str, "bound": float,
+    "attack": float, "gap": float, "note": str,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,15 +10,6 @@ from stagecert.solvers.safe import Safe
 from stagecert.solvers.slope_ascent import SlopeAscent
 
 __all__ = [
-    "AbstractSolver",
-    "Accelerated",
-    "Backtracking",
-    "Damped",
-    "Greedy",
-    "Mirror",
-    "Polish",
-    "Report",
-    "Safe",
-    "Simple",
-    "SlopeAscent",
-]
+    "AbstractSolver", "Accelerated", "Backtracking", "Damped", "Greedy", "Mirror", "Polish",
+    "Report", "Safe", "Simple", "SlopeAscent",
+]  # fmt: skip

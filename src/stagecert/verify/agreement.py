@@ -21,10 +21,9 @@ from stagecert.errors import Disagreement, ProblemError
 from stagecert.networks import Network
 from stagecert.problem import as_arrays
 from stagecert.verify.contents import contents_of, in_one_piece
-from stagecert.verify.models import OpenModel
+from stagecert.verify.models import OpenModel, values_of
 from stagecert.verify.queries import Group, shaped
 from stagecert.verify.runtime import Session
-from stagecert.verify.sizes import values_of
 from stagecert_check.bounds import Facts
 from stagecert_check.functions import Refused
 from stagecert_check.numbers import Arithmetic

@@ -1,16 +1,22 @@
 """Models that are read once and asked about many properties."""
 
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import onnx
+import onnx.inliner
 
 from stagecert import networks
-from stagecert.verify.contents import bytes_of, contents_of
-from stagecert.verify.logits import ends_in_softmax, without_softmax
+from stagecert.errors import ProblemError
+from stagecert.networks import Network
+from stagecert.networks.operations import Activation, Joint
+from stagecert.verify.contents import bytes_of, contents_of, in_one_piece
 from stagecert.verify.runtime import RUNTIME, Session
-from stagecert_check import external, graph, joining, stating, tying
+from stagecert_check import external, graph, joining, stating
 from stagecert_check.numbers import Arithmetic
 from stagecert_check.properties import Property
 
@@ -51,16 +57,16 @@ class OpenModel:
     def stating(self, property: Property) -> tuple["OpenModel", Property]:
         """The model and the property in terms of inputs and outputs alone; see `stating`.
 
-        Inputs that are equal become one; see `tying`. Then the model as it was is `untied`, and
-        `places` says which of the inputs that are left each of its own is.
+        Where inputs that are equal become one, the model as it was is `untied`, and `places` says
+        which of the inputs that are left each of its own is.
         """
         contents, wanted = stating.stated(self.contents, property)
         larger = self if contents is self.contents else self._changed(contents)
-        smaller, tied = tying.tied(contents, wanted)
+        smaller, tied = stating.tied(contents, wanted)
         if smaller is contents:
             return larger, wanted
         found = self._changed(smaller)
-        found.untied, found.places = larger, tying.places_of(wanted)
+        found.untied, found.places = larger, stating.places_of(wanted)
         return found, tied
 
     def _changed(self, contents: external.Model) -> "OpenModel":
@@ -118,3 +124,94 @@ def opened(model, wanted: Property) -> OpenModel:
     if not isinstance(model, OpenModel):
         return OpenModel(model, logits=wanted.compares)
     return model.for_comparing if wanted.compares else model
+
+
+# -- without a last Softmax ------------------------------------------------------------------------
+
+
+_LAST = ("Softmax", "LogSoftmax")
+
+
+def without_softmax(contents: external.Model) -> tuple[graph.Program, bytes] | None:
+    """A model without the Softmax or LogSoftmax of all of its outputs that it ends in.
+
+    None if it does not end so. Both keep the order of the outputs, so that they have no influence
+    on which class is the largest. Whether one may be left out is the checker's decision: it reads
+    the same file, and would refuse certificates of a search that decides otherwise.
+
+    Returns:
+        The program that the checker reads, and the model that is left, with all of its weights.
+    """
+    if not ends_in_softmax(contents):
+        return None
+    try:
+        program = graph.read(contents.data, Arithmetic(), contents.files, ordered=True)
+    except Exception:
+        return None  # whoever reads it next says what is wrong
+    if program.without is None:
+        return None
+    model = in_one_piece(contents)
+    # The checker has counted what functions stand for.
+    model = onnx.inliner.inline_local_functions(model) if model.functions else model
+    node = _last(model)
+    model.graph.node.remove(node)
+    model.graph.output[0].name = node.input[0]
+    # Some file may declare that value as an inner one.
+    for info in [v for v in model.graph.value_info if v.name == node.input[0]]:
+        model.graph.value_info.remove(info)
+    return program, model.SerializeToString()
+
+
+def ends_in_softmax(contents: external.Model) -> bool:
+    """Whether a model may be one that `without_softmax` makes shorter."""
+    try:
+        model = onnx.load_from_string(contents.data)
+        # What the functions of a model make is only known once they are put in their places.
+        last = model.functions or _last(model).op_type in _LAST
+        return len(model.graph.output) == 1 and bool(last)
+    except Exception:
+        return False  # as above
+
+
+def _last(model: onnx.ModelProto) -> onnx.NodeProto:
+    """The node that makes the first output; StopIteration if there is none."""
+    name = model.graph.output[0].name
+    return next(node for node in model.graph.node if name in node.output)
+
+
+# -- how much memory a verification needs ----------------------------------------------------------
+
+
+# Bytes for each entry of an activation in one row of a pass back, with what the search holds; for
+# each entry of any value, in double precision forwards and in single precision by the attack; and
+# for each weight, in both.
+OF_NEURON, OF_VALUE, OF_WEIGHT = 256, 24, 16
+
+
+def values_of(network: Network) -> int:
+    """Entries of all values on the way from the inputs to the outputs."""
+    return sum(math.prod(node.shape) for node in network.nodes)
+
+
+def needed(network: Network) -> float:
+    """GiB that the arrays of one box and one row take, about."""
+    neurons = sum(
+        math.prod(node.shape)
+        for node in network.nodes
+        if isinstance(node.operation, (Activation, Joint))
+    )
+    weights = sum(np.size(x) for x in jax.tree.leaves(network))
+    return (OF_NEURON * neurons + OF_VALUE * values_of(network) + OF_WEIGHT * weights) / 2**30
+
+
+def check_memory(network: Network, memory: float) -> None:
+    """Stops a verification that cannot fit into so many GiB, before it takes any of them."""
+    if not 0 < memory < math.inf:
+        raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
+    wanted = needed(network)
+    if wanted > memory:
+        raise ProblemError(
+            f"The network has {values_of(network):,} values on the way to its outputs: verifying "
+            f"it takes about {wanted:.2g} GiB, but {memory:g} GiB are allowed. Allow more with "
+            f"--memory {math.ceil(wanted)} (memory={math.ceil(wanted)} in Python)."
+        )

@@ -16,12 +16,12 @@ from stagecert.compiling import compiled
 from stagecert.errors import ProblemError
 from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
 from stagecert.verify import agreement, attack, resuming
-from stagecert.verify.attacker import Attacker
+from stagecert.verify.attack import Attacker
 from stagecert.verify.complete import Complete
 from stagecert.verify.findings import Findings
 from stagecert.verify.forms import FormSplitter
-from stagecert.verify.ladder import Ladder
-from stagecert.verify.models import OpenModel, opened
+from stagecert.verify.ladder import Ladder, WholeBoxes
+from stagecert.verify.models import OpenModel, check_memory, opened
 from stagecert.verify.proving import (
     Certified,
     NotCovered,
@@ -32,10 +32,8 @@ from stagecert.verify.proving import (
 )
 from stagecert.verify.queries import groups_of
 from stagecert.verify.replay import Replay
-from stagecert.verify.sizes import check_memory
 from stagecert.verify.splitting import Splitter
 from stagecert.verify.verdict import Answer, Verdict
-from stagecert.verify.whole import WholeBoxes
 from stagecert_check import joining, properties
 from stagecert_check.checker import Checker
 from stagecert_check.functions import Product, Refused

@@ -21,16 +21,8 @@ from stagecert_check.properties.normal import normalise
 from stagecert_check.properties.reader import Reader
 
 __all__ = [
-    "Case",
-    "Dense",
-    "InputSet",
-    "Network",
-    "Property",
-    "PropertyError",
-    "Row",
-    "Tensor",
-    "load",
-]
+    "Case", "Dense", "InputSet", "Network", "Property", "PropertyError", "Row", "Tensor", "load",
+]  # fmt: skip
 
 
 def load(

@@ -1,6 +1,8 @@
 """Convex stage costs and dynamics in a wedge, as a stagewise problem of the library's core.
 
-The horizon is one scanned stage: it compiles as one step, and memory is linear in the horizon.
+The horizon is one scanned stage: it compiles as one step, and memory is linear in the horizon. The
+engines for linear-quadratic problems know limits on inputs alone: with limits on states and rates,
+these come here too (`as_convex`).
 """
 
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import numpy as np
 
 import stagecert as sc
 from stagecert import enclosure
-from stagecert.applications.control.linear import checked_numbers
+from stagecert.applications.control.linear import LinearQuadratic, checked_numbers
 from stagecert.errors import ProblemError
 from stagecert.solvers import Accelerated, Polish
 from stagecert.solvers.gradient import Backtracking
@@ -324,3 +326,48 @@ def _least_on_balls(inputs: Balls, slope, anchor):
 @enclosure.even.register
 def _even_in_rows(inputs: Balls, curvature):
     return np.broadcast_to(curvature.min(axis=1, keepdims=True), curvature.shape)
+
+
+# -- linear-quadratic problems with limits on states and rates -------------------------------------
+
+
+def as_convex(problem: LinearQuadratic) -> ConvexControl:
+    """The same problem, with its limits, for the library's core."""
+    p = problem
+    if p.radius is None and not (np.isfinite(p.lower).all() and np.isfinite(p.upper).all()):
+        raise ProblemError(
+            "Limits on states or rates need inputs in a finite box (lower, upper) or a ball "
+            "(radius)."
+        )
+    sets = (
+        {"low": p.lower, "high": p.upper}
+        if p.radius is None
+        else {"radius": p.radius, "middle": p.middle}
+    )
+    params = {
+        name: np.array(getattr(p, name))
+        for name in ("A", "B", "offset", "Q", "R", "reference", "input_reference")
+    }
+    return ConvexControl(
+        _cost,
+        _step,
+        None,
+        p.initial,
+        p.horizon,
+        params=params,
+        state_curvature=np.broadcast_to(p.state_curvature[:, None], (p.horizon, p.states)),
+        input_curvature=p.input_curvature,
+        state_low=p.state_lower,
+        state_high=p.state_upper,
+        rate=p.rate,
+        **sets,
+    )
+
+
+def _step(p, x, u):
+    return p["A"] @ x + p["B"] @ u + p["offset"]
+
+
+def _cost(p, x, u):
+    d, w = x - p["reference"], u - p["input_reference"]
+    return 0.5 * (jnp.dot(d, p["Q"] @ d) + jnp.dot(w, p["R"] @ w))

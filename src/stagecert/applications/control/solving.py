@@ -139,7 +139,7 @@ def solve(
 def _solve_limited(problem, limits: Limits, engine, start, time_limit, begin) -> Trajectory:
     """Limits on states or rates: the method of multipliers where that is fast, else the core."""
     # Imported on use: it needs JAX, the other engines do not.
-    from stagecert.applications.control.limited import as_convex
+    from stagecert.applications.control.convex import as_convex
 
     # Also checks the limits.
     stated = as_convex(problem)

@@ -10,16 +10,9 @@ if TYPE_CHECKING:
     from stagecert.applications.isotonic.estimator import IsotonicRegression
 
 __all__ = [
-    "ENGINES",
-    "LOSSES",
-    "IsotonicFit",
-    "IsotonicRegression",
-    "Order",
-    "chain",
-    "coordinatewise",
-    "fit",
-    "from_comparisons",
-]
+    "ENGINES", "LOSSES", "IsotonicFit", "IsotonicRegression", "Order", "chain", "coordinatewise",
+    "fit", "from_comparisons",
+]  # fmt: skip
 
 
 def __getattr__(name: str):

@@ -9,7 +9,7 @@ work is close to the number of relations found.
 
 import numpy as np
 
-from stagecert.applications.isotonic.compiling import compiled
+from stagecert.applications.isotonic.loops import compiled
 from stagecert.errors import ProblemError
 
 # How many points a leaf of the tree has.

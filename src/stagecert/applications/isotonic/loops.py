@@ -2,11 +2,26 @@
 
 Nodes are numbered so that edges go from lower to higher numbers, and edges are sorted by their
 upper end: `lower[start[i] : start[i + 1]]` are the nodes directly below node i.
+
+Numba compiles them where it is installed; otherwise they are plain Python.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from stagecert.applications.isotonic.compiling import compiled
+try:
+    import numba
+except ImportError:
+    numba = None
+
+COMPILED = numba is not None
+
+
+def compiled(function: Callable) -> Any:
+    """The function, compiled at its first call if it can be; later processes find it in a cache."""
+    return function if numba is None else numba.njit(cache=True)(function)
 
 
 @compiled

@@ -1,6 +1,6 @@
 """The passes over an order, by compiled loops where Numba is installed."""
 
-from stagecert.applications.isotonic.compiling import COMPILED
+from stagecert.applications.isotonic.loops import COMPILED
 
 if COMPILED:
     from stagecert.applications.isotonic.loops import (

@@ -13,15 +13,6 @@ from stagecert.applications.mdp.solving import (
 )
 
 __all__ = [
-    "ENGINES",
-    "MDP",
-    "Budget",
-    "Effects",
-    "Mixture",
-    "Resource",
-    "RobustPolicy",
-    "WorstCase",
-    "from_gymnasium",
-    "solve",
-    "worst_case",
-]
+    "ENGINES", "MDP", "Budget", "Effects", "Mixture", "Resource", "RobustPolicy", "WorstCase",
+    "from_gymnasium", "solve", "worst_case",
+]  # fmt: skip

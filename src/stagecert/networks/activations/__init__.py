@@ -3,7 +3,7 @@
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.networks.activations.broken import BrokenLine, RevertingSoftplus
+from stagecert.networks.activations.broken import STEPS, BrokenLine, RevertingSoftplus
 from stagecert.networks.activations.domains import DOMAINS
 from stagecert.networks.activations.kinked import Abs, Clip, HardSigmoid, LeakyRelu, PRelu, Relu
 from stagecert.networks.activations.smooth import (
@@ -19,7 +19,6 @@ from stagecert.networks.activations.smooth import (
     elu_numbers,
     selu_numbers,
 )
-from stagecert.networks.activations.steps import STEPS
 from stagecert.networks.activations.wedges import AbstractActivation
 
 REGISTERED: dict[str, AbstractActivation] = {

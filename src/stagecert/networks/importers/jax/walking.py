@@ -8,14 +8,11 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.source_info_util import summarize
 
+from stagecert.jaxprs import body_of_call
 from stagecert.networks.graph import Value
 from stagecert.networks.importers.jax.constants import bound_to, looped
 from stagecert.networks.importers.onnx.nodes import words
 
-_CALLS = words(
-    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr remat "
-    "remat2 checkpoint"
-)
 LOOPS = words("scan while")
 # What changes how numbers are stored, or nothing at all.
 SAME = words(
@@ -86,10 +83,8 @@ def _body(equation, operands, constant) -> tuple[Any, Sequence[Any]]:
     if equation.primitive.name == "cond" and constant(operands[0]):
         branch = min(max(int(operands[0]), 0), len(params["branches"]) - 1)
         return params["branches"][branch], operands[1:]
-    if equation.primitive.name not in _CALLS:
-        return None, ()
-    body = next(params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params)
-    return (body if hasattr(body, "consts") else core.ClosedJaxpr(body, ())), operands
+    body = body_of_call(equation)
+    return (None, ()) if body is None else (core.ClosedJaxpr(*body), operands)
 
 
 def places(here: Sequence[Any]) -> str:

@@ -27,7 +27,6 @@ from stagecert.networks.importers.enclosures import CONSTANT, Constant
 from stagecert.networks.importers.onnx import (
     arithmetic,  # noqa: F401  (these register their operators)
     composed,  # noqa: F401
-    einsum,  # noqa: F401
     recurrent,  # noqa: F401
     reductions,  # noqa: F401
     shapes,
