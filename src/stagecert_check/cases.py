@@ -43,7 +43,7 @@ def by_cases(
     stacks = given.stacks(certificate, cases.slopes, len(tasks))
     partial = known_before(facts, argument)
     every = _there(known, splits_of([task.path for task in tasks], given.sizes))  # type: ignore
-    inner = narrowed(Narrow(partial), needed=every)
+    inner = narrowed(Narrow(partial), needed={k: some.entries for k, some in every.items()})
     real, program = facts.arithmetic, inner.facts.program
     numbers = sum(int(np.prod(node.shape)) for node in program.nodes)
     at_once = max(_NUMBERS_AT_ONCE // numbers, 1)

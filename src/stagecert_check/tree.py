@@ -41,6 +41,12 @@ class Station:
     boxes: tuple[Rows | None, ...]
     above: "Station | None" = None
 
+    @property
+    def steps(self) -> list[tuple[int, float, int]]:
+        """The splits on the way."""
+        arrays = self.path.neurons, self.path.cuts, self.path.sides
+        return list(zip(*(x.tolist() for x in arrays), strict=True))
+
     def leads_to(self, path: Path) -> bool:
         """Whether a way goes through this node."""
         count = len(self.path.neurons)
