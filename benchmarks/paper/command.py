@@ -23,8 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.data import DATA, ROOT, images_file, read_images, require
 from benchmarks.paper import plan, records, report, sweep, tables
 from stagecert.errors import ProblemError
+from stagecert.machine import cores
 from stagecert.sweeps import Store
-from stagecert.sweeps.engines import check_workers, cores
+from stagecert.sweeps.engines import check_workers
 
 RESULTS = ROOT / "build" / "paper"  # not where committed results are: parts would replace them
 IMAGES = 20

@@ -23,6 +23,14 @@ def cpu() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
 def version(package: str) -> str | None:
     """The installed version of a package; None if it is not installed."""
     try:

@@ -1,8 +1,9 @@
 """Trees that split neurons: leaves in batches, which share the facts of their boxes."""
 
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from stagecert_check.properties import Property
 from stagecert_check.slopes import Given, Stacks
 from stagecert_check.tree import Path, Station, Task, boxes_of
 
-_MOST_STATIONS = 256  # whose facts are kept
+_MOST_STATIONS = 64  # whose facts are kept
+_MOST_STACKED = 2**28  # bytes of slopes of leaves that are kept
 _MOST_WHOLE, _WHOLE_NUMBERS = 64, 2**22  # boxes whose facts are kept, and the numbers in these
 
 
@@ -29,7 +31,8 @@ class Branching:
         self._given, self._wanted, self._objectives = given, wanted, objectives
         self._program, self._real = objectives.program, objectives.real
         self._boxes_at_once, self._leaf_numbers = at_once
-        self._stacks: tuple[Any, Leaf | None, Stacks] = None, None, {}  # those read last
+        self._source: Source | None = None
+        self._stacks: OrderedDict[Leaf, Stacks] = OrderedDict()  # those read last, of the source
         self._latest: tuple[Any, Narrow | None] = None, None  # facts of boxes, and which
         self._stations: OrderedDict[tuple[bytes, ...], Narrow] = OrderedDict()
         self._known: OrderedDict[tuple[bytes, bytes], Facts] = OrderedDict()
@@ -58,44 +61,98 @@ class Branching:
         kinds: dict[tuple[int, Any], list[Task]] = {}
         for task in tasks:
             kinds.setdefault((task.case, task.leaf), []).append(task)
+        # By station and box, whatever the case is: facts there are the same for all of them.
+        below: dict[tuple[bytes, ...], list[Task]] = {}
         for (number, leaf), same in kinds.items():
-            wanted = any(task.station is not None for task in same)
-            whole = self._whole(certificate, number, leaf, digests[leaf], wanted)
             boxes: dict[bytes, list[Task]] = {}
             for task, box in boxes_of(same):
-                boxes.setdefault(box, []).append(task)
+                if task.station is None:
+                    boxes.setdefault(box, []).append(task)
+                else:
+                    key = digests[leaf], digests[task.station], box, self._pattern(leaf)
+                    below.setdefault(key, []).append(task)
+            whole = self._whole(certificate, number, leaf, digests[leaf])
             every = list(boxes.values())
             for begin in range(0, len(every), self._boxes_at_once):
                 batch = every[begin : begin + self._boxes_at_once]
                 facts = self._facts(batch, whole, digests[leaf])
-                stations: dict[Station | None, list[tuple[Task, int]]] = {}
-                for box, some in enumerate(batch):
-                    for task in some:
-                        stations.setdefault(task.station, []).append((task, box))
-                for station, leaves in stations.items():
-                    base = facts
-                    if station is not None:
-                        assert whole is not None
-                        base = self._station(certificate, digests, (leaf, whole), station)
-                    numbers = sum(math.prod(node.shape) for node in base.facts.program.nodes)
-                    at_once = max(self._leaf_numbers // numbers, 1)
-                    for first in range(0, len(leaves), at_once):
-                        some = leaves[first : first + at_once]
-                        now, of = [task for task, _ in some], np.array([box for _, box in some])
-                        of = of if station is None else np.zeros(len(some), int)
-                        yield now, self._together(certificate, base, of, now)
+                leaves = [(task, box) for box, some in enumerate(batch) for task in some]
+                yield from self._in_turn(certificate, facts, leaves)
+        needed = self._needed(list(itertools.chain(*below.values())), digests)
+        self._stations.clear()
+        # A way comes after those that lead to it, so that few facts have to be kept.
+        for same in sorted(below.values(), key=lambda same: same[0].station.steps):  # type: ignore
+            leaf, station = same[0].leaf, same[0].station
+            assert leaf is not None
+            assert station is not None
+            whole = self._whole(certificate, same[0].case, leaf, digests[leaf], True)
+            assert whole is not None
+            base = self._station(certificate, digests, (leaf, whole), station, needed)
+            yield from self._in_turn(certificate, base, [(task, 0) for task in same])
+
+    def _needed(
+        self, tasks: list[Task], digests: dict[Any, bytes]
+    ) -> dict[bytes, dict[int, np.ndarray]]:
+        """By station: which neurons are split anywhere below it, by activation."""
+        found: dict[bytes, set[int]] = {}
+        stations: dict[bytes, Station] = {}
+        for task in tasks:
+            assert task.path is not None
+            station = task.station
+            found.setdefault(digests[station], set()).update(task.path.neurons.tolist())
+            while station is not None and digests[station] not in stations:
+                stations[digests[station]] = station
+                station = station.above
+        for digest, station in sorted(
+            stations.items(), key=lambda one: len(one[1].path.neurons), reverse=True
+        ):
+            found.setdefault(digest, set())
+            if station.above is not None:
+                found.setdefault(digests[station.above], set()).update(found[digest])
+        starts = np.cumsum([0, *self._given.sizes.values()])
+        return {
+            digest: {
+                index: neurons[(neurons >= start) & (neurons < start + size)] - start
+                for start, (index, size) in zip(starts, self._given.sizes.items(), strict=False)
+            }
+            for digest, neurons in ((d, np.array(sorted(some), int)) for d, some in found.items())
+        }
+
+    def _in_turn(
+        self, certificate: Source, base: Narrow, leaves: list[tuple[Task, int]]
+    ) -> Iterator[tuple[list[Task], Any]]:
+        """The same for leaves on the boxes that facts are about, some at a time."""
+        numbers = sum(math.prod(node.shape) for node in base.facts.program.nodes)
+        at_once = max(self._leaf_numbers // numbers, 1)
+        for first in range(0, len(leaves), at_once):
+            some = leaves[first : first + at_once]
+            now, of = [task for task, _ in some], np.array([box for _, box in some])
+            yield now, self._together(certificate, base, of, now)
+
+    def _pattern(self, leaf: Leaf) -> bytes:
+        """For which activations leaves have slopes of their own."""
+        return repr([pair and [x is None for x in pair] for pair in leaf.slopes]).encode()
 
     def _read(self, certificate: Source, leaf: Leaf | None) -> Stacks:
         """The slopes of all leaves, as they are stored: by activation, below and above."""
-        if self._stacks[0] is certificate and self._stacks[1] == leaf:
-            return self._stacks[2]
         assert leaf is not None
-        found = self._given.stacks(certificate, leaf.slopes, leaf.count)
-        self._stacks = certificate, leaf, found
-        return found
+        if self._source is not certificate:
+            self._source = certificate
+            self._stacks.clear()
+        if leaf not in self._stacks:
+            self._stacks[leaf] = self._given.stacks(certificate, leaf.slopes, leaf.count)
+            while len(self._stacks) > 1 and self._stacked() > _MOST_STACKED:
+                self._stacks.popitem(last=False)
+        self._stacks.move_to_end(leaf)
+        return self._stacks[leaf]
+
+    def _stacked(self) -> int:
+        """Bytes of all slopes that are kept."""
+        pairs = [pair for known in self._stacks.values() for pair in known.values()]
+        return sum(x.nbytes for pair in pairs for x in pair if x is not None)
 
     def _whole(
-        self, certificate: Source, number: int, leaf: Leaf, digest: bytes, wanted: bool
+        self, certificate: Source, number: int, leaf: Leaf, digest: bytes, wanted: bool = False
     ) -> Narrow | None:
         """The facts of a case's box, if the tree says how to make them tighter, or if wanted."""
         inputs = self._wanted.cases[number].inputs
@@ -115,8 +172,12 @@ class Branching:
         narrow: Narrow,
         boxes: tuple[Rows | None, ...],
         path: Path | None = None,
+        needed: Mapping[int, np.ndarray] = {},
     ) -> Narrow:
-        """Facts of one box, or of its part at the end of a path, with given passes."""
+        """Facts of one box, or of its part at the end of a path, with given passes.
+
+        Neurons that are `needed` are not left out, though they may be zero.
+        """
 
         def tighter(known: Narrow, facts: Facts, index: int, argument: int) -> None:
             given = boxes[self._given.activations.index(index)]
@@ -125,7 +186,7 @@ class Branching:
                 if given.cases is not None:
                     by_cases(self._given, (certificate, given.cases), facts, index, known)
 
-        return refined(narrow, self._given.sizes, path, tighter)
+        return refined(narrow, self._given.sizes, path, tighter, needed)
 
     def _station(
         self,
@@ -133,8 +194,9 @@ class Branching:
         digests: dict[Any, bytes],
         given: tuple[Leaf, Narrow],
         station: Station,
+        needed: dict[bytes, dict[int, np.ndarray]],
     ) -> Narrow:
-        """The facts at a station; some are kept, since trees of several cases share them."""
+        """The facts at a station; some are kept, for those below it."""
         leaf, whole = given
         ends = (x.tobytes() for x in whole.facts.inputs)
         key = digests[leaf], digests[station], *ends
@@ -142,8 +204,11 @@ class Branching:
             if station.above is not None:
                 if not station.above.leads_to(station.path):
                     raise Refused("a station is not below the one before")
-                whole = self._station(certificate, digests, given, station.above)
-            self._stations[key] = self.refined(certificate, whole, station.boxes, station.path)
+                whole = self._station(certificate, digests, given, station.above, needed)
+            below = needed[digests[station]]
+            self._stations[key] = self.refined(
+                certificate, whole, station.boxes, station.path, below
+            )
         self._stations.move_to_end(key)
         while len(self._stations) > _MOST_STATIONS:
             self._stations.popitem(last=False)
@@ -190,23 +255,31 @@ class Branching:
         """The bounds on some leaves, which are on the boxes `of`."""
         given = splits_of([task.path for task in tasks], self._given.sizes)  # type: ignore
         narrow, splits = narrow.reaching(given)
-        numbers = np.array([task.number for task in tasks])
+        stacks = [self._read(certificate, task.leaf) for task in tasks]
+
+        def own(index: int, side: int) -> np.ndarray | None:
+            given = [known[index][side] for known in stacks]
+            if given[0] is None:
+                return None
+            if len(given[0]) == 1 and all(x is given[0] for x in given):
+                return np.broadcast_to(given[0], (len(tasks), *given[0].shape[1:]))
+            return np.stack([
+                x[0 if len(x) == 1 else task.number]
+                for x, task in zip(given, tasks, strict=True)
+            ])  # fmt: skip
+
         slopes = {}
-        for index, pair in self._read(certificate, tasks[0].leaf).items():
-            shape = len(tasks), *narrow.facts.boxes[index][0].shape[1:]
+        for index, pair in stacks[0].items():
+            every = [own(index, side) for side in range(len(pair))]
             slopes[index] = tuple(
-                None if x is None
-                else np.broadcast_to(
-                    narrow.slopes(index, x if len(x) == 1 else x[numbers]), shape
-                ).astype(np.float64)
-                for x in pair
-            )  # fmt: skip
+                None if x is None else narrow.slopes(index, x).astype(np.float64) for x in every
+            )
         for task in tasks:
             if task.station is not None and not task.station.leads_to(task.path):  # type: ignore
                 raise Refused("a leaf is not below its station")
         clipped = Clipped(narrow.facts, of, splits, slopes)
-        more = pushes(self._real, narrow.facts.program, len(tasks), splits)
         rows = np.arange(len(tasks))
+        more = pushes(self._real, narrow.facts.program, len(tasks), splits)
         found = self._objectives.bounds(clipped, rows, tasks, {}, more)
         return np.where(clipped.empty, np.inf, found)
 

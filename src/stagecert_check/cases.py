@@ -44,7 +44,7 @@ def by_cases(
     partial = known_before(facts, argument)
     split = np.unique(axes[axes >= 0]).astype(np.int64)
     every = _there(known, splits_of([Path(split, *[np.zeros(len(split))] * 3)], given.sizes))
-    inner = narrowed(Narrow(partial), needed=every)
+    inner = narrowed(Narrow(partial), needed={k: some.entries for k, some in every.items()})
     real, program = facts.arithmetic, inner.facts.program
     numbers = sum(int(np.prod(node.shape)) for node in program.nodes)
     at_once = max(_NUMBERS_AT_ONCE // numbers, 1)

@@ -205,8 +205,7 @@ class Checker:
         Tasks are taken as they come, so many at a time that memory is bounded; boxes that recur
         among those are worked once. What was bounded before is remembered.
         """
-        at_once = _NUMBERS_AT_ONCE // max(sum(self.wanted.sizes), 64) + 1
-        for some in windows(tasks, at_once):
+        for some in windows(tasks, box=max(sum(self.wanted.sizes), 64) // 4):
             leaves: dict[Leaf | Station | None, bytes] = {None: b""}
             keys = self._keys(certificate, some, leaves)
             known = [task for task in some if keys[id(task)] in self._remembered]
@@ -224,6 +223,14 @@ class Checker:
                 while len(self._remembered) > _MOST_REMEMBERED:
                     self._remembered.popitem(last=False)
                 yield now, found
+
+    def remembered(self) -> dict[bytes, Any]:
+        """The bounds found so far, by digests of all that they depend on."""
+        return dict(self._remembered)
+
+    def recall(self, bounds: dict[bytes, Any]) -> None:
+        """Takes over what a checker of the same model and property remembers."""
+        self._remembered.update(bounds)
 
     def _keys(
         self, certificate: Source, tasks: list[Task], leaves: dict[Leaf | Station | None, bytes]
@@ -269,6 +276,7 @@ class Checker:
                     ]
             return found
 
+        passes: dict[Any, list[Any]] = {}  # those of stations, which trees of several cases share
         for task in tasks:
             if (leaf := task.leaf) is not None and leaf not in leaves:
                 own = of_slopes(leaf.slopes) if leaf.count is None else "all"
@@ -278,8 +286,11 @@ class Checker:
                 new.append(station)
                 station = station.above
             for station in new[::-1]:
-                own = of_boxes(station.boxes, station.path)
-                leaves[station] = _digest(leaves[station.above], *path_of(station.path), *own)
+                which = station.boxes, len(station.path.neurons)
+                if which not in passes:
+                    passes[which] = of_boxes(station.boxes, station.path)
+                way = path_of(station.path)
+                leaves[station] = _digest(leaves[station.above], *way, *passes[which])
         return {
             id(task): _digest(task.case, box, task.multipliers, leaves[task.leaf],
                               leaves[task.station],

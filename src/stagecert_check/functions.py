@@ -27,6 +27,7 @@ from stagecert_check.straight import (
     Piecewise,
     Product,
     Refused,
+    Relu,
     Sign,
     Steps,
     Value,
@@ -573,7 +574,7 @@ def _both(kind: str) -> tuple[str, str]:
 
 
 _MAKERS: dict[str, Callable[..., Activation]] = {
-    "relu": lambda: _kinked("relu", 0.0, 1.0),
+    "relu": Relu,
     "leaky_relu": lambda alpha: _kinked("leaky_relu", alpha, 1.0),
     "prelu": lambda slope: _kinked("prelu", slope, 1.0),
     "abs": lambda: _kinked("abs", -1.0, 1.0),

@@ -68,10 +68,10 @@ class Narrow:
         return narrow, found
 
 
-def narrowed(given: Narrow, share: float = 0.0, needed: Mapping[int, Splits] = {}) -> Narrow:
+def narrowed(given: Narrow, share: float = 0.0, needed: Mapping[int, np.ndarray] = {}) -> Narrow:
     """Leaves out what is zero on all boxes, if that is at least a share of all neurons.
 
-    What is split is `needed` all the same.
+    Entries that are split, now or later, are `needed` all the same.
     """
     facts, program = given.facts, given.facts.program
     alive = {
@@ -79,7 +79,8 @@ def narrowed(given: Narrow, share: float = 0.0, needed: Mapping[int, Splits] = {
         for index in _simple(program)
     }
     for index in alive.keys() & needed.keys():
-        alive[index][needed[index].entries] = True
+        places = given.places(index, needed[index])
+        alive[index][places[places >= 0]] = True
     some = {index: keep for index, keep in alive.items() if not np.all(keep)}
     neurons = sum(box[0][0].size for box in facts.boxes.values())
     if sum(int(np.sum(~keep)) for keep in some.values()) <= share * neurons:
@@ -179,13 +180,18 @@ def refined(
     sizes: dict[int, int],
     path: Path | None,
     tighter: Callable[[Narrow, Facts, int, int], None],
+    needed: Mapping[int, np.ndarray] = {},
 ) -> Narrow:
     """Facts of one box, or of its part at the end of a path, made better by `tighter`.
 
     That is called with what is known before, and then as `Facts.derive` would. `sizes` are those
-    of the arguments of all activations.
+    of the arguments of all activations. Entries that are `needed` are not left out.
     """
     given = {} if path is None else splits_of([path], sizes)
     narrow, splits = narrow.reaching(given)
     found = Clipped(narrow.facts, np.zeros(1, int), splits, {}, lambda *at: tighter(narrow, *at))
-    return narrowed(Narrow(found, narrow.kept, narrow.wider), needed=splits)
+    needed = {
+        index: np.union1d(needed.get(index, ()), given[index].entries if index in given else ())
+        .astype(int) for index in (*needed, *given)
+    }  # fmt: skip
+    return narrowed(Narrow(found, narrow.kept, narrow.wider), needed=needed)

@@ -126,6 +126,36 @@ class Piecewise(Activation):
         return hull_slope(x, least, 1), hull_slope(x, most, -1)
 
 
+class Relu(Piecewise):
+    """max(x, 0), the same in fewer steps: most networks have nothing else."""
+
+    def __init__(self):
+        super().__init__("relu", [(0.0, 0.0)], [0.0, 1.0], [0.0, 0.0])
+
+    def _least(self, low: np.ndarray, high: np.ndarray, slope: np.ndarray, side: int) -> np.ndarray:
+        found = []
+        for x in (low, high):
+            right = x > 0
+            steep = right - slope
+            value = steep * x
+            # Products with 0 and 1 are not rounded.
+            exact = (value == 0) & ((steep == 0) | (x == 0))
+            exact |= np.where(right, slope == 0, np.abs(slope) == 1)
+            off = np.where(exact, 0, 4 * EPS * np.abs(value) + 4 * TINY)
+            found.append(side * value - off)
+        least = np.minimum(*found)
+        return np.where((low <= 0) & (high >= 0), np.minimum(least, 0), least)
+
+    def image(self, low: np.ndarray, high: np.ndarray):
+        return np.maximum(low, 0), np.maximum(high, 0)
+
+    def slopes(self, low: np.ndarray, high: np.ndarray):
+        on, bent = (low >= 0) & (low < high), self.bent(low, high)
+        chord = high / np.where(bent, high - low, 1)
+        below = on | (bent & (0.5 * low + 0.5 * high > 0))
+        return below.astype(float), np.where(bent, chord, on)
+
+
 class Maximum(Activation):
     """The maximum over the last axis."""
 

@@ -42,6 +42,12 @@ class Station:
     boxes: tuple[Rows | None, ...]
     above: "Station | None" = None
 
+    @property
+    def steps(self) -> list[tuple[int, float, int]]:
+        """The splits on the way."""
+        arrays = self.path.neurons, self.path.cuts, self.path.sides
+        return list(zip(*(x.tolist() for x in arrays), strict=True))
+
     def leads_to(self, path: Path) -> bool:
         """Whether a way goes through this node."""
         count = len(self.path.neurons)
@@ -78,13 +84,16 @@ def boxes_of(tasks: Iterable[Task]) -> Iterator[tuple[Task, bytes]]:
         yield task, known[ends]
 
 
-def windows(tasks: Iterable[Task], most: int) -> Iterator[list[Task]]:
-    """So many tasks at a time, or fewer: as many as have a million splits of neurons together."""
+def windows(tasks: Iterable[Task], most: int | None = None, box: int = 0) -> Iterator[list[Task]]:
+    """Some tasks at a time, no more than `most`: they have a million splits of neurons together.
+
+    A task without any has a box of its own, which counts as so many splits; the others share one.
+    """
     some: list[Task] = []
     splits = 0
     for task in tasks:
         some.append(task)
-        splits += 0 if task.path is None else len(task.path.neurons)
+        splits += box if task.path is None else len(task.path.neurons)
         if len(some) == most or splits >= _SPLITS_AT_ONCE:
             yield some
             some, splits = [], 0

@@ -335,8 +335,9 @@ def test_products_are_split_and_their_planes_tilted():
 def test_leaves_that_are_never_confirmed_end_in_no_answer(monkeypatch):
     layers, rows, least = random_case(5)
     monkeypatch.setattr(
-        proving, "tried", lambda _, tree, *__: Tried(np.full(tree.leaves, -1.0),
-                                                     np.zeros(tree.leaves, bool)),
+        proving, "all_tried", lambda _, trees, *__: [
+            Tried(np.full(tree.leaves, -1.0), np.zeros(tree.leaves, bool)) for tree in trees
+        ],
     )  # fmt: skip
     found = verify(dense(layers), shifted(rows, least - 1e-2), 120)
     assert found.answer == "unknown"

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from stagecert.errors import ProblemError
-from stagecert.sweeps.engines import Results, check_workers, cores, gpu_share
+from stagecert.machine import cores
+from stagecert.sweeps.engines import Results, check_workers, gpu_share
 from stagecert.sweeps.store import Row
 from stagecert.sweeps.tasks import Item, Outcome, Task, Tasks, Work
 from stagecert.sweeps.worker import Limits, Setup, Worker, settings

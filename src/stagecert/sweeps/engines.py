@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 from typing import Protocol
 
 from stagecert.errors import ProblemError
+from stagecert.machine import cores
 from stagecert.sweeps.store import Row
 from stagecert.sweeps.tasks import Task, Tasks, Work, attempt
 from stagecert.sweeps.worker import Limits, Setup, Worker, settings
@@ -143,14 +144,6 @@ def gpu_share(processes: int) -> dict[str, str | None]:
     if processes == 1 or name in os.environ:
         return {}
     return {name: f"{0.9 / processes:.3f}"}
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:

@@ -102,6 +102,7 @@ class Arrays:
     def __init__(self, out: zipfile.ZipFile | None = None):
         self._out, self._held = out, {}
         self._names: dict[bytes, str] = {}
+        self._boxes: dict[int, tuple[Any, tuple[format_.Rows | None, ...]]] = {}
 
     def add(self, array: np.ndarray) -> str:
         """The name of an array, which is kept unless it is there already."""
@@ -143,7 +144,12 @@ class Arrays:
         return format_.Leaf(self.named(one.slopes), self.boxes(one.boxes), planes=planes)
 
     def boxes(self, boxes) -> tuple[format_.Rows | None, ...]:
-        """The same boxes with arrays by their names."""
+        """The same boxes with arrays by their names; trees of several cases share theirs."""
+        if id(boxes) not in self._boxes:
+            self._boxes[id(boxes)] = boxes, self._named_boxes(boxes)
+        return self._boxes[id(boxes)][1]
+
+    def _named_boxes(self, boxes) -> tuple[format_.Rows | None, ...]:
         return tuple(
             None if rows is None
             else format_.Rows(

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagecert.verify.branches import LEAF, Branches
+from stagecert.verify.certificates import Arrays
 from stagecert.verify.checked import starts
 from stagecert.verify.harvest import Leaves, walked
+from stagecert.verify.lending import Lender
 from stagecert.verify.nodes import Form
 from stagecert.verify.queries import Group
 from stagecert.verify.stations import Station
+from stagecert.verify.team import Team
 from stagecert.verify.tightening import OutOfTime, Tightener, slopes_of, spread, written
 from stagecert.verify.tree import Root, Tree
 from stagecert_check.bounds import Facts, lower_bounds
@@ -18,6 +21,7 @@ from stagecert_check.checker import Checker
 from stagecert_check.functions import Activation
 from stagecert_check.graph import Program
 from stagecert_check.narrowing import Narrow, narrow_program, refined
+from stagecert_check.tree import ABOVE, BELOW, Path
 
 # Single precision is off by less than this share of the size that the rows can have.
 ROUNDING = 4e-6
@@ -50,9 +54,12 @@ class Complete:
         tree: the search itself, once it is planted; `tree.roots` are the cases.
     """
 
-    def __init__(self, checker: Checker, groups: tuple[Group, ...], *, memory=1.0, keep=True):
+    def __init__(
+        self, checker: Checker, groups: tuple[Group, ...], *, memory=1.0, keep=True,
+        team: Team | None = None,
+    ):  # fmt: skip
         self.checker, self.program, self.groups = checker, checker.program, groups
-        self.memory, self.keep = memory, keep
+        self.memory, self.keep, self.team = memory, keep, team or Team()
         self.form = Form(self.program)
         self.tree: Tree | None = None
         self.kept = np.arange(self.form.neurons)  # those that the tree is about
@@ -62,6 +69,7 @@ class Complete:
         self._wholes: dict[int, Whole] = {}
         self._order: dict[int, np.ndarray] = {}  # by case: the leaves of its tree, in preorder
         self._written: dict[Station, tuple] = {}
+        self._accepted: dict[int, np.ndarray] = {}  # by case: leaves that the checker has refuted
 
     def whole(self, g: int) -> Whole:
         """Intervals and bounds over a group's box.
@@ -86,7 +94,8 @@ class Complete:
             if open_.any():
                 box = self.whole(g).box
                 form = Form(self._plain[g].facts.program)
-                tightener = Tightener(self.checker, form, box[0][None], box[1][None], stop)
+                ends = box[0][None], box[1][None]
+                tightener = Tightener(self.checker, form, *ends, self.team, stop)
                 try:
                     self._wholes[g] = self._derived(g, tightener)
                 except OutOfTime:
@@ -143,6 +152,17 @@ class Complete:
         self.tree.stop = stop
         return True
 
+    def share(self) -> None:
+        """Has the team work on the tree from now on, unless a GPU does."""
+        assert self.tree is not None
+        if self.team.size > 1 and self.tree.form.there is None and self.tree.lender is None:
+            self.tree.lender = Lender(self.tree, self.team)
+
+    def gather(self, seconds: float) -> None:
+        """Has back what the team works on; as it was lent, if that takes longer."""
+        if self.tree is not None and self.tree.lender is not None:
+            self.tree.lender.recall(seconds)
+
     def adopted(self, stop: Callable[[], bool]) -> Tree:
         """The tree that a file gave, at home in this search; see `resuming`."""
         tree = self.tree
@@ -172,9 +192,19 @@ class Complete:
         leaves = Leaves(self.tree)
         return tuple(self._exported(k, root, leaves) for k, root in enumerate(self.tree.roots))
 
+    def accepted(self) -> dict[int, np.ndarray]:
+        """By case: which leaves the checker has refuted before, of the trees handed over last."""
+        return {case: np.isin(self._order[case], nodes) for case, nodes in self._accepted.items()}
+
     def reopen(self, open_: dict[int, np.ndarray]) -> None:
-        """Goes on with leaves, by their places in the trees of cases, that were not refuted."""
+        """Goes on with leaves, by their places in the trees of cases, that were not refuted.
+
+        Their intervals become those of the checker. A bound with given slopes may be worse on
+        narrower intervals: the search has to find out what is good on these.
+        """
         assert self.tree is not None
+        for case, order in self._order.items():
+            self._accepted[case] = np.delete(order, open_.get(case, np.zeros(0, int)))
         leaves = Leaves(self.tree)
         nodes = np.concatenate([self._order[case][places] for case, places in open_.items()])
         rows = np.array([leaves.rows[node] for node in nodes.tolist()])
@@ -183,7 +213,40 @@ class Complete:
             for neuron, value in leaves.forces[node].items():
                 force[k, neuron] = value
         below, above, weights = (leaves.joined(x)[rows] for x in ("below", "above", "weights"))
+        self._follow(np.unique(self.tree.nodes["station"][nodes]))
         self.tree.reopen(nodes, below, above, force, weights)
+
+    def _follow(self, numbers: np.ndarray) -> None:
+        """Gives stations the intervals that the checker has there."""
+        tree, arrays, known = self.tree, Arrays(), {}
+        assert tree is not None
+        by_splits = {station.splits: station for station in tree.stations}
+
+        def narrow(splits: tuple) -> Narrow:
+            if not splits:
+                return self._narrow[tree.roots[0].group]
+            if splits not in known:
+                above, station = narrow(splits[:-1]), by_splits[splits]
+                neurons, cuts, sides = (np.array(x) for x in zip(*splits, strict=True))
+                path = Path(
+                    self.kept[neurons], cuts.astype(float), np.where(sides, ABOVE, BELOW),
+                    np.zeros(len(neurons)),
+                )  # fmt: skip
+                boxes = arrays.boxes(self._passes(station))
+                known[splits] = self.checker.branching.refined(arrays, above, boxes, path)
+            return known[splits]
+
+        for number in numbers[numbers >= 0].tolist():
+            station = tree.stations[number]
+            found = narrow(station.splits)
+            if found.facts.empty[0]:
+                continue  # its leaves are refuted
+            ends = np.zeros((2, self.form.neurons))
+            ends[:, self.kept] = station.low, np.minimum(station.high, 0)
+            places = _places(self.form, self.program, found)
+            ends[:, places] = _side_by_side(found, 0), _side_by_side(found, 1)
+            low, high = ends[:, self.kept].astype(np.float32)
+            station.low, station.high = np.minimum(low, high), high
 
     def _exported(self, number: int, root: Root, leaves: Leaves) -> Branches:
         tree, group = self.tree, self.groups[root.group]

@@ -9,6 +9,7 @@ attained: lines lose less then, and later layers have fewer open neurons.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from stagecert.verify.certificates import Cases
 from stagecert.verify.choosing import values_at
 from stagecert.verify.harvest import Leaves, walked
 from stagecert.verify.nodes import Form
+from stagecert.verify.team import Team
 from stagecert.verify.tree import Root, Tree
 from stagecert_check.bounds import Facts
 from stagecert_check.cases import known_before
@@ -60,8 +62,8 @@ class Lemmas:
 class Prover:
     """Decides signs of the entries of an argument of relu, and brings ends of intervals nearer."""
 
-    def __init__(self, facts: Facts, argument: int, stop: Callable[[], bool]):
-        self.facts, self.argument, self.stop = facts, argument, stop
+    def __init__(self, facts: Facts, argument: int, team: Team, stop: Callable[[], bool]):
+        self.facts, self.argument, self.team, self.stop = facts, argument, team, stop
         # What is off already takes no part.
         self.narrow = narrowed(Narrow(known_before(facts, argument)))
         self.program = self.narrow.facts.program
@@ -74,6 +76,15 @@ class Prover:
         corners = np.random.default_rng(0).random((POINTS, len(self.box[0]))) < 0.5
         self.least, self.most = np.full((2, len(self.ends[0])), [[np.inf], [-np.inf]])
         self._look(np.where(corners, *self.box).astype(np.float32))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What trees need that another process grows."""
+        kept = ("argument", "program", "low", "high", "ends", "box", "least", "most")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.form, self.stop = Form(self.program), lambda: False
 
     def _look(self, points: np.ndarray) -> None:
         """Which values the argument has at some points."""
@@ -139,8 +150,25 @@ class Prover:
         self, entries: np.ndarray, sides: np.ndarray, goals: np.ndarray, patience: int
     ) -> list[tuple | None]:
         """Proofs that sides * entries exceed goals, or None; nothing at all without time."""
+        proofs: list[tuple | None] = [None] * len(entries)
+
+        def part(k: int, count: int) -> tuple:
+            return self, *(x[k::count] for x in (entries, sides, goals)), patience
+
+        shares = self.team.deal(Prover.trees, part, self.stop) if len(entries) else []
+        for k, (found, least, most) in enumerate(shares or ()):
+            if found is None:
+                return []
+            proofs[k :: len(shares)] = found  # type: ignore
+            self.least, self.most = np.minimum(self.least, least), np.maximum(self.most, most)
+        return proofs if shares else []
+
+    def trees(
+        self, entries: np.ndarray, sides: np.ndarray, goals: np.ndarray, patience: int
+    ) -> tuple[list[tuple | None] | None, np.ndarray, np.ndarray]:
+        """The proofs, or None without time, and which values have been met by then."""
         if not len(entries):
-            return []
+            return [], self.least, self.most
         roots = []
         for k, (entry, side) in enumerate(zip(entries, sides, strict=True)):
             row = np.zeros((1, len(self.ends[0])))
@@ -153,7 +181,7 @@ class Prover:
         tree = Tree(self.program, self.form, roots, patience=patience)
         while not tree.done:
             if self.stop():
-                return []
+                return None, self.least, self.most
             met = tree.step()
             if len(met.points):
                 self._look(met.points)
@@ -166,7 +194,7 @@ class Prover:
             walk = walked(tree, k, leaves)
             rows = np.array([leaves.rows[node] for node in walk.order.tolist()])
             found.append((entries[k], sides[k], walk, leaves.joined("below")[rows]))
-        return found
+        return found, self.least, self.most
 
     def _joined(self, found: list[tuple]) -> Lemmas:
         # Low ends and high ends each have entries in order.

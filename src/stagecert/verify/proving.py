@@ -23,10 +23,11 @@ from stagecert.verify.grafts import Graft, Grafter
 from stagecert.verify.models import OpenModel
 from stagecert.verify.nodes import Form
 from stagecert.verify.planes import Proven
-from stagecert.verify.pruning import pruned, tried
+from stagecert.verify.pruning import all_tried, pruned, tried
 from stagecert.verify.queries import Group, groups_of
 from stagecert.verify.slopes import SlopeSearch, Tightener
 from stagecert.verify.splitting import LARGEST_DIMENSION, Tree, divisible
+from stagecert.verify.team import Team
 from stagecert.verify.tightening import slopes_of
 from stagecert_check import joining
 from stagecert_check.bounds import Facts
@@ -86,6 +87,8 @@ class Refutation:
         cuts: by case, trees of boxes whose leaves the checker's quadratic forms refute.
         checker: the checker that the search has asked. It has derived the intervals of whole boxes
             by itself, and need not do so again.
+        accepted: by case, which leaves of its tree in `branches` that has refuted before.
+        team: processes that take part, if there are any.
     """
 
     network: Network
@@ -96,6 +99,8 @@ class Refutation:
     planes: dict[int, Proven] = field(default_factory=dict)
     cuts: dict[int, Cuts] = field(default_factory=dict)
     checker: Checker | None = None
+    accepted: dict[int, np.ndarray] = field(default_factory=dict)
+    team: Team | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,23 +273,27 @@ class _Prover:
     def _trees(self) -> dict[int, Branches]:
         """The trees that split neurons, once the checker has refuted all their leaves."""
         found, open_, boxes, short = {}, {}, set(), 0.0
-        for tree in self.found.branches:
-            self.say(f"certificate: {tree.leaves} leaves of case {tree.case + 1} to check")
-            begin = time.monotonic()
-            now = tried(self.checker, tree, lambda *_: self.look_at_the_clock())
-            spent = time.monotonic() - begin
+        trees = self.found.branches
+        leaves = sum(tree.leaves for tree in trees)
+        if trees:
+            self.say(f"certificate: {leaves} leaves of {len(trees)} cases to check")
+        begin = time.monotonic()
+        found_ = self.found
+        every = all_tried(self.checker, trees, self.look_at_the_clock, found_.accepted, found_.team)
+        a_leaf = (time.monotonic() - begin) / max(leaves, 1)
+        for tree, now in zip(trees, every, strict=True):
             if not np.all(now.refuted):
                 open_[tree.case] = np.flatnonzero(~now.refuted)
                 short = max(short, now.short)
                 continue
             # Pruning makes certificates smaller by a few per cent, and is worth no more.
-            end = time.monotonic() + _PRUNING * spent
+            end = time.monotonic() + _PRUNING * a_leaf * tree.leaves
             found[tree.case] = pruned(
                 self.checker, tree, lambda end=end: time.monotonic() > end or self._stop()
             )
         for tree, c, nodes in self._grafted():
             self.say(f"certificate: {tree.leaves} leaves of case {tree.case + 1} to check")
-            now = tried(self.checker, tree, lambda *_: self.look_at_the_clock())
+            now = tried(self.checker, tree, self.look_at_the_clock)
             if not np.all(now.refuted):
                 boxes |= {(node, c) for node in nodes[~now.refuted].tolist()}
                 short = max(short, now.short)

@@ -5,16 +5,21 @@ side of a split needs it, the other side goes with the split. Whether that is so
 nothing is left out but what it has refuted in another way.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from stagecert.verify.branches import LEAF, Branches
 from stagecert.verify.certificates import Arrays
+from stagecert.verify.team import Team
 from stagecert_check.checker import Checker
+from stagecert_check.graph import Program
+from stagecert_check.properties import Property
 from stagecert_check.tree import ABOVE, BELOW, Path, Task
 
+SHARED = 500  # leaves that are worth the way to other processes
 _AT_ONCE = 512  # tasks that are tried before one looks at the clock
 
 
@@ -31,22 +36,77 @@ class Tried:
         return float(-np.min(self.bounds[~self.refuted], initial=np.inf))
 
 
-def tried(
-    checker: Checker, tree: Branches, watch: Callable[[int, int], None] = lambda *_: None
-) -> Tried:
-    """Lets the checker try all leaves of a tree; `watch` hears how many are done, and of how many.
+def tried(checker: Checker, tree: Branches, watch: Callable[[], None] = lambda: None) -> Tried:
+    """Lets the checker try all leaves of a tree; `watch` is called now and then.
 
     Raises:
         Refused: the tree is none, or refers to what is not there.
     """
-    arrays = Arrays()
-    tasks = checker.tasks(tree.case, arrays.tree(tree))
-    bounds, refuted = np.full(tree.leaves, np.nan), np.zeros(tree.leaves, bool)
+    return all_tried(checker, [tree], watch)[0]
+
+
+def all_tried(
+    checker: Checker, trees: Sequence[Branches], watch: Callable[[], None] = lambda: None,
+    accepted: Mapping[int, np.ndarray] = {}, team: Team | None = None,
+) -> list[Tried]:  # fmt: skip
+    """The same for some trees, each of a case of its own: stations that they share are worked once.
+
+    Leaves that are `accepted`, by case, were refuted before. A `team` shares what is much.
+    """
+    found = {}
+    for tree in trees:
+        known = accepted.get(tree.case, np.zeros(tree.leaves, bool))
+        found[tree.case] = Tried(np.full(tree.leaves, np.nan), known.copy())
+    open_ = {case: np.flatnonzero(~one.refuted) for case, one in found.items()}
+
+    def part(k: int, count: int) -> tuple:
+        return (*((checker.program, checker.wanted) if k else (checker, None)), trees, open_,
+                (k, count), watch if k == 0 else None)  # fmt: skip
+
+    def stop() -> bool:
+        watch()
+        return False
+
+    much = team is not None and sum(map(len, open_.values())) >= SHARED
+    shares = team.deal(_part_tried, part, stop) if much and team else [_part_tried(*part(0, 1))]
+    for told, remembered in shares or ():
+        checker.recall(remembered)
+        for case, number, bound, refutes in told:
+            one = found[case]
+            one.bounds[number], one.refuted[number] = bound, refutes
+    return [found[tree.case] for tree in trees]
+
+
+def _part_tried(
+    given: Checker | Program, wanted: Property | None, trees: Sequence[Branches],
+    open_: Mapping[int, np.ndarray], part: tuple[int, int], watch: Callable[[], None] | None,
+) -> tuple[list[tuple[int, int, float, bool]], dict[bytes, Any]]:  # fmt: skip
+    """(case, number, bound, whether it refutes) of part k of n of the open leaves.
+
+    What is at one station is in one part, as a rule. With it comes what a checker that had to be
+    made for it remembers.
+    """
+    here = isinstance(given, Checker)
+    if here:
+        checker = given
+    else:
+        assert wanted is not None
+        checker = Checker(given, wanted)
+    arrays, (k, count) = Arrays(), part
+    tasks = []
+    for tree in trees:
+        of_tree = set(open_[tree.case].tolist())
+        tasks += [x for x in checker.tasks(tree.case, arrays.tree(tree)) if x.number in of_tree]
+    if count > 1:
+        tasks.sort(key=lambda task: task.station.steps if task.station else [])
+        tasks = tasks[len(tasks) * k // count : len(tasks) * (k + 1) // count]
+    told = []
     with np.errstate(all="ignore"):
-        for done, (task, bound, refutes) in enumerate(_asked(checker, arrays, tasks), 1):
-            bounds[task.number], refuted[task.number] = bound, refutes
-            watch(done, tree.leaves)
-    return Tried(bounds, refuted)
+        for task, bound, refutes in _asked(checker, arrays, tasks):
+            told.append((task.case, task.number, bound, refutes))
+            if watch is not None:
+                watch()
+    return told, {} if here else checker.remembered()
 
 
 def _asked(checker: Checker, arrays: Arrays, tasks: Iterable[Task]) -> Iterator:

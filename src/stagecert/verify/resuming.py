@@ -24,9 +24,10 @@ _KIND = "stagecert search"
 _HOME = "stagecert.verify."
 _MADE_ANEW = {
     "Complete": {
-        "checker", "program", "groups", "memory", "keep", "form", "_plain", "_narrow", "_written",
+        "checker", "program", "groups", "memory", "keep", "team", "form", "_plain", "_narrow",
+        "_written", "_accepted",
     },
-    "Tree": {"program", "form", "keep", "stop", "pace"},
+    "Tree": {"program", "form", "keep", "stop", "pace", "lender"},
     "Splitter": {
         "network", "groups", "base", "free", "parts", "double", "batch", "points", "sizes", "lanes",
         "matrix", "limits", "goals", "strict", "units", "places", "used", "most", "checker",

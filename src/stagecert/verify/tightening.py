@@ -10,6 +10,7 @@ from stagecert.verify.gpu import placed
 from stagecert.verify.lemmas import Prover, spelt
 from stagecert.verify.nodes import Aim, Form, Lanes, Layer, default_slopes
 from stagecert.verify.stations import Station
+from stagecert.verify.team import Team
 from stagecert_check.bounds import Facts
 from stagecert_check.cases import by_cases
 from stagecert_check.checker import Checker
@@ -30,9 +31,9 @@ class Tightener:
     the checker makes the same intervals of it. The form is that of the narrow network.
     """
 
-    def __init__(self, checker: Checker, form: Form, low, high, stop):
+    def __init__(self, checker: Checker, form: Form, low, high, team: Team, stop):
         placed(form)
-        self.checker, self.form, self.stop = checker, form, stop
+        self.checker, self.form, self.team, self.stop = checker, form, team, stop
         self.ends = low.astype(np.float32), high.astype(np.float32)
         self.boxes: list[Rows | None] = []
 
@@ -48,7 +49,8 @@ class Tightener:
         entries = np.flatnonzero(
             function.bent(facts.low[argument], facts.high[argument])  # type: ignore
         )
-        lemmas = Prover(facts, argument, self.stop).proven(entries) if len(entries) else None
+        prover = Prover(facts, argument, self.team, self.stop) if len(entries) else None
+        lemmas = prover.proven(entries) if prover else None
         if self.stop():
             raise OutOfTime
         if lemmas is None:

@@ -20,6 +20,7 @@ ROOT_STEPS, MORE_STEPS_EVERY = 30, 12
 STATION_STEPS = 12
 # So many steps of passes back cost what a node does; stations that are split at a time.
 STEPS_A_NODE, STATIONS_AT_ONCE = 10, 16
+PATIENT = 0.05  # seconds that a step waits where everything is lent
 # Neurons whose split of a station is tried, and steps on the nodes of its parts then.
 TRIED_AT_STATIONS, TRIAL_STEPS = 6, 3
 
@@ -99,6 +100,12 @@ class Grown:
             array[: len(left)] = array[left]
         self.count = len(left)
 
+    def taken(self, some: np.ndarray) -> dict[str, np.ndarray]:
+        """Takes those rows away for which it says so."""
+        rows = {name: x[: self.count][some] for name, x in self._arrays.items()}
+        self.keep(~some)
+        return rows
+
     def pop(self, count: int) -> dict[str, np.ndarray]:
         """Takes the last rows away."""
         self.count -= count
@@ -147,7 +154,11 @@ class Tree:
         worst: the smallest bound of the last step.
         stuck: whether a node can neither be split nor refuted.
         lost: by root, whether it was given up.
+        spare: bytes that passes of stations may take.
+        lender: the `lending.Lender` that has other processes work on parts of the tree, or None.
     """
+
+    lender: Any = None
 
     def __init__(
         self, program: Program, form: Form, roots: list[Root], *, memory=1.0, keep: bool = True,
@@ -198,8 +209,8 @@ class Tree:
         self.stations: list[Station] = []
         self.plots: list[Plot] = []  # that wait; the last is next
         self.active = {-1: self._plant(known)}  # those of the nodes on the stack, by station
-        # What passes of stations may take, and what those of a split of a station do at a time.
-        self._spare = 0.5 * memory * 2**30
+        # And what passes of a split of a station take at a time.
+        self.spare = 0.5 * memory * 2**30
         self._bytes_a_node = 12 * n * STEPS_A_NODE / STEPS
 
     def settle(self, form: Form) -> None:
@@ -272,17 +283,23 @@ class Tree:
     @property
     def done(self) -> bool:
         """Whether every root is refuted."""
-        return not len(self.stack) and not self.plots and not self.stuck
+        away = self.lender is not None and self.lender.loans
+        return not len(self.stack) and not self.plots and not self.stuck and not away
 
     def step(self) -> Met:
         """Bounds the nodes on top of the stack, closes what is refuted and splits the others."""
+        if self.lender is not None:
+            self.lender.tend()
+            if not len(self.stack) and not self.plots:
+                self.lender.wait(PATIENT)
+                return self._nothing()
         # Only finite bounds count, and products of matrices warn of numbers that are not theirs.
         with np.errstate(all="ignore"):
             return self._step()
 
     def _step(self) -> Met:
         if self._deepen():
-            return Met(self.boxes[0][:0], np.zeros(0, int), np.zeros(0))
+            return self._nothing()
         self._refill()
         room = max((self.most - len(self.stack)) // 2, 1)
         taken = self.stack.pop(min(self.batch, len(self.stack), room))
@@ -316,6 +333,9 @@ class Tree:
         if len(open_) and not self.stuck:
             self._split(taken, found, open_)
         return met
+
+    def _nothing(self) -> Met:
+        return Met(self.boxes[0][:0], np.zeros(0, int), np.zeros(0))
 
     def give_up(self, roots: np.ndarray) -> None:
         """Leaves some roots as they are: no more of their nodes are bounded."""
@@ -361,7 +381,7 @@ class Tree:
         Whether there were any.
         """
         of = self.nodes["station"][self.stack["node"]]
-        due, splits, spare = [], [], self._spare
+        due, splits, spare = [], [], self.spare
         for number in np.unique(of).tolist():
             plot = self.active[number]
             if plot.seen > plot.budget and len(due) < STATIONS_AT_ONCE:
@@ -420,7 +440,7 @@ class Tree:
                           cut=np.zeros(len(both)), root=mine["root"][both],
                           station=np.tile(numbers, len(open_)))  # fmt: skip
         self.stations += parts
-        self._spare -= sum(station.size for station in parts)
+        self.spare -= sum(station.size for station in parts)
         for side, station in enumerate(parts):
             fields = {name: x.copy() for name, x in mine.items()}
             fields["node"], fields["depth"] = first + side, mine["depth"] + 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from stagecert.compiling import compiled
 from stagecert.errors import ProblemError
+from stagecert.machine import cores
 from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
 from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.attack import Attacker
@@ -33,6 +34,7 @@ from stagecert.verify.proving import (
 from stagecert.verify.queries import groups_of
 from stagecert.verify.replay import Replay
 from stagecert.verify.splitting import Splitter
+from stagecert.verify.team import MOST, Team
 from stagecert.verify.verdict import Answer, Verdict
 from stagecert_check import joining, properties
 from stagecert_check.checker import Checker
@@ -73,6 +75,7 @@ def verify(
     relaxation: Relaxation = "triangle",
     progress: Callable[[str], None] | None = None,
     resume: str | Path | None = None,
+    processes: int | None = 1,
 ) -> Verdict:
     """Decides whether a network can violate a property.
 
@@ -94,13 +97,16 @@ def verify(
         resume: a file for the search. It goes on from there if the file exists; if time is up, the
             file is written, and now and then before that. Once the property is decided the file is
             removed. It is never trusted: an answer needs the same proof as without.
+        processes: how many share the search through splits of neurons, this one included; the
+            others join once it has taken a second. None means one for each core, up to 8. With
+            more than one, the tree that is found depends on how fast they are.
 
     Raises:
         ProblemError: bad input, or a model or property of a kind that is not supported.
     """
     work = Verification(
         model, property, timeout, check=check, seed=seed, memory=memory, relaxation=relaxation,
-        progress=progress, resume=resume,
+        progress=progress, resume=resume, processes=processes,
     )  # fmt: skip
     return work.run()
 
@@ -120,12 +126,16 @@ class Verification:
         relaxation: Relaxation = "triangle",
         progress: Callable[[str], None] | None = None,
         resume: str | Path | None = None,
+        processes: int | None = 1,
     ):
         if relaxation not in RELAXATIONS:
             known = ", ".join(RELAXATIONS)
             raise ProblemError(f"Unknown relaxation '{relaxation}'; known are {known}.")
         if timeout is not None and not timeout > 0:
             raise ProblemError(f"timeout must be a positive number of seconds, not {timeout!r}.")
+        if processes is not None and processes < 1:
+            raise ProblemError(f"processes must be at least 1, not {processes}.")
+        self.team = Team(min(cores(), MOST) if processes is None else processes)
         self.begin, self._compiled = time.monotonic(), compiled()[1]
         self.deadline = None if timeout is None else self.begin + timeout
         self.check, self.memory, self.relaxation = check, memory, relaxation
@@ -154,6 +164,10 @@ class Verification:
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
+        with self.team:
+            return self._run()
+
+    def _run(self) -> Verdict:
         self.say("reading the model")
         model = opened(self.model, self.property)
         joining.check_names(model.several, self.property)
@@ -197,6 +211,8 @@ class Verification:
         """Writes down the search, if a file was asked for and there is a search to go on with."""
         if self.resume is not None and self._lasting:
             begin = time.monotonic()
+            if self.complete is not None:
+                self.complete.gather(0.0 if self._late() else SAVE_EVERY)
             resuming.save(self.resume, *self._digests(), self._lasting)
             # Writing takes a twentieth of the time at most.
             spent = time.monotonic() - begin
@@ -234,6 +250,8 @@ class Verification:
             self.known.planes,
             cuts,
             self.checker,
+            self.complete.accepted() if self.complete else {},
+            self.team,
         )
         try:
             self.certified = certify(
@@ -493,7 +511,7 @@ class Verification:
         except Refused:
             return False
         self.complete = Complete(
-            self.checker, self.known.groups, memory=self.memory, keep=self.check
+            self.checker, self.known.groups, memory=self.memory, keep=self.check, team=self.team
         )
         return True
 
@@ -568,12 +586,15 @@ class Verification:
         assert self.complete is not None
         tree = self.complete.tree
         assert tree is not None
+        if steps is None:
+            self.complete.share()
         begin, before = time.monotonic(), tree.seen
         # The first steps on loose intervals are not worth a file.
         self._lasting = {} if steps is not None else {"complete": self.complete}
         number, next_descent = 0, 1
         plans = itertools.cycle(attack.LAST)
         while not tree.done and number != steps:
+            self.team.gather()
             met = tree.step()
             number += 1
             lanes = [(tree.roots[k].group, tree.roots[k].case) for k in met.roots]
