@@ -25,10 +25,12 @@ from stagecert.networks.bounding.jobs import (
     goal_of,
     objective_rows,
 )
+from stagecert.networks.bounding.quick import Chain, chain_for
 from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.relaxation import split as cut_at_activations
 from stagecert.networks.bounding.results import Bounds, attained, joined, judged, unhidden
 from stagecert.networks.bounding.search import backward_bounds, relax, search
+from stagecert.networks.bounding.starting import found_by
 from stagecert.networks.graph import Network
 from stagecert.networks.regions import regions_of
 from stagecert.powers import few_counts
@@ -256,6 +258,15 @@ def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
         return _with_network_values(
             network, rows, goal, np.asarray(found.bound), found.minimiser, arguments, 1
         )
+    shape = rows.shape[:2]
+    chain = quick_chain(job)
+    if chain is not None:
+        found = found_by(job, chain, relaxed, time_limit)
+        inputs = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found.inputs)
+        return Bounds(
+            found.bound, found.value, found.status, found.passes, network, rows,
+            unhidden(network, inputs), jax.tree.map(np.asarray, arguments),
+        )  # fmt: skip
     with jax.enable_x64(job.dtype == np.float64):
         solution = search(
             parts.layers,
@@ -269,7 +280,6 @@ def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
             progress=lambda done, size: job.show("searching", done, size),
             **job.limits,
         )
-    shape = rows.shape[:2]
     inputs = jax.tree.map(lambda x: np.asarray(x).reshape(*shape, *x.shape[1:]), solution.inputs)
     status = np.array(solution.status, dtype=object).reshape(shape)
     return Bounds(
@@ -283,6 +293,14 @@ def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
         unhidden(network, inputs),
         jax.tree.map(np.asarray, arguments),
     )
+
+
+def quick_chain(job: Job) -> Chain | None:
+    """The network as quick steps take it; None where the search does all by itself."""
+    shapes = job.regions.shapes
+    if jax.default_backend() != "cpu" or len(shapes) != 1:
+        return None
+    return chain_for(job.parts, shapes[0], np.dtype(job.dtype).type)
 
 
 def opens() -> bool:

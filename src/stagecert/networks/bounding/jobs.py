@@ -41,9 +41,9 @@ class Job:
             show=self.show.part(int(some[0]), self.regions.count),
         )
 
-    def done(self, value, bound, some: Any = slice(None)) -> np.ndarray:
-        """Which problems are finished with these numbers."""
-        done = closed(value, bound, self.limits)
+    def done(self, value, bound, some: Any = slice(None), limits: Any = None) -> np.ndarray:
+        """Which problems are finished with these numbers; `limits` are others on the gap."""
+        done = closed(value, bound, limits or self.limits)
         if self.goal is not None:
             done |= (bound > self.goal[some]) | (value <= self.goal[some])
         # What contradicts itself is left to the search, which says so.

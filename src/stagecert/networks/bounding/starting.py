@@ -1,0 +1,101 @@
+"""A chunk of problems on a CPU: quick steps for all of them, the search for those still open."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stagecert.networks.bounding import quick
+from stagecert.networks.bounding.jobs import Job
+from stagecert.networks.bounding.search import (
+    AIM,
+    Relaxed,
+    checked_in_groups,
+    join_arrays,
+    numbers_of,
+    search,
+)
+from stagecert.powers import power_above
+from stagecert.solution import Status
+
+
+@dataclass
+class Found:
+    """Arrays with axes of boxes and rows; inputs have one axis for all problems, box by box."""
+
+    value: np.ndarray
+    bound: np.ndarray
+    status: np.ndarray
+    passes: np.ndarray
+    inputs: Any
+
+
+def found_by(job: Job, chain: quick.Chain, relaxed: Relaxed, time_limit: float | None) -> Found:
+    """What quick steps find, and the search where these are not enough."""
+    begin = time.perf_counter()
+    parts, rows = job.parts, jnp.asarray(job.rows)
+    problems = parts.layers, parts.last, relaxed, job.regions.sets, rows
+    tight = {name: AIM * job.limits[name] for name in ("atol", "rtol")}
+    most = min(job.limits["max_iterations"], quick.STEPS)
+    with jax.enable_x64(job.dtype == np.float64):
+        steps, taken = quick.steps_for(
+            chain, *problems[2:], job.dtype, most, lambda v, b: job.done(v, b, limits=tight)
+        )
+    checks = checked_in_groups(*problems, steps.point, steps.proposal)
+    numbers = numbers_of(checks)
+    value, bound = numbers.value, numbers.bound
+    inputs = jax.tree.map(lambda *xs: join_arrays(xs), *(check.inputs for check in checks))
+    inputs = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), inputs)
+    searching = job.limits["max_iterations"] > taken
+    otherwise = np.full(value.shape, Status.TIME_LIMIT if searching else Status.ITERATION_LIMIT)
+    otherwise[numbers.crossed] = Status.BOUNDS_CROSSED
+    status = job.judged(value, bound, otherwise)
+    found = Found(value, bound, status, np.full(value.shape, 1 + 2 * taken), inputs)
+    left = None if time_limit is None else time_limit - (time.perf_counter() - begin)
+    if searching and (left is None or left > 0):
+        _search_on(job, relaxed, found, left)
+    return found
+
+
+def _search_on(job: Job, relaxed: Relaxed, found: Found, time_limit: float | None) -> None:
+    """The search for problems that are open: each is a grid of its own, of one box and one row."""
+    boxes, targets = np.nonzero(~job.done(found.value, found.bound))
+    if not len(boxes):
+        return
+    # Filled up with copies of the last problem, so that few sizes are ever compiled.
+    count = len(boxes)
+    size = min(max(power_above(count), 8), max(found.value.size, count))
+    fill = np.minimum(np.arange(size), count - 1)
+    boxes, targets = boxes[fill], targets[fill]
+    some = jax.tree.map(lambda x: np.asarray(x)[boxes], relaxed)
+    with jax.enable_x64(job.dtype == np.float64):
+        more = search(
+            job.parts.layers,
+            job.parts.last,
+            some,
+            job.regions[boxes].sets,
+            jnp.asarray(job.rows[boxes, targets][:, None]),
+            dtype=job.dtype,
+            target=None if job.goal is None else job.goal[boxes, targets],
+            time_limit=time_limit,
+            progress=lambda done, _: job.show("searching", min(done, count), count),
+            **job.limits,
+        )
+    at = boxes[:count], targets[:count]
+    better = more.value[:count] < found.value[at]
+    flat = np.ravel_multi_index(at, found.value.shape)
+
+    def replaced(x, new):
+        x = np.array(x)
+        x[flat[better]] = np.asarray(new)[:count][better]
+        return x
+
+    found.inputs = jax.tree.map(replaced, found.inputs, more.inputs)
+    found.value[at] = np.where(better, more.value[:count], found.value[at])
+    found.bound[at] = np.fmax(more.bound[:count], found.bound[at])
+    found.passes[at] += more.passes[:count] + 1  # one more: the pass back that it starts from
+    status = np.array(more.status[:count], dtype=object)
+    found.status[at] = job.judged(found.value[at], found.bound[at], status, at)
