@@ -25,7 +25,7 @@ from stagecert.networks.bounding.jobs import (
     goal_of,
     objective_rows,
 )
-from stagecert.networks.bounding.quick import Chain, chain_for
+from stagecert.networks.bounding.quick import Chain, chain_of_job
 from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.relaxation import split as cut_at_activations
 from stagecert.networks.bounding.results import Bounds, attained, joined, judged, unhidden
@@ -190,13 +190,15 @@ def _in_chunks(job: Job, method: Method, time_limit: float | None) -> Bounds:
     # Intervals are those of boxes, whatever is asked of these.
     lanes = 1 if method == "ibp" and job.how.kind == "ibp" else job.rows.shape[1]
     boxes = job.regions.count
-    chunk = boxes_at_once(job.parts, job.regions.shapes, lanes, job.memory)
+    shapes = job.regions.shapes
+    chain = chain_of_job(job.parts, shapes, job.dtype) if method == "nonconvex" else None
+    chunk = boxes_at_once(job.parts, shapes, lanes, job.memory, quick=chain is not None)
     results = []
     for first in range(0, boxes, chunk):
         # Numbers of boxes of which there are few, so that little is compiled.
         count = min(few_counts(min(chunk, boxes - first)), chunk)
         some = np.minimum(np.arange(first, first + count), boxes - 1)
-        results.append(_bound_chunk(job.part(some), method, time_limit))
+        results.append(_bound_chunk(job.part(some), method, time_limit, chain))
     return joined(results, boxes)
 
 
@@ -246,7 +248,9 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     )  # fmt: skip
 
 
-def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
+def _bound_chunk(
+    job: Job, method: Method, time_limit: float | None, chain: Chain | None
+) -> Bounds:
     network, parts, regions, rows, goal = job.network, job.parts, job.regions, job.rows, job.goal
     arguments = enclose(parts, regions, job.how, job.memory, job.show)
     if method == "ibp":
@@ -259,7 +263,6 @@ def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
             network, rows, goal, np.asarray(found.bound), found.minimiser, arguments, 1
         )
     shape = rows.shape[:2]
-    chain = quick_chain(job)
     if chain is not None:
         found = found_by(job, chain, relaxed, time_limit)
         inputs = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found.inputs)
@@ -293,14 +296,6 @@ def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
         unhidden(network, inputs),
         jax.tree.map(np.asarray, arguments),
     )
-
-
-def quick_chain(job: Job) -> Chain | None:
-    """The network as quick steps take it; None where the search does all by itself."""
-    shapes = job.regions.shapes
-    if jax.default_backend() != "cpu" or len(shapes) != 1:
-        return None
-    return chain_for(job.parts, shapes[0], np.dtype(job.dtype).type)
 
 
 def opens() -> bool:

@@ -212,9 +212,15 @@ class Chain(eqx.Module):
     shapes: tuple = eqx.field(static=True)
 
 
+def chain_of_job(parts: Split, shapes: tuple, dtype) -> Chain | None:
+    """The network as the steps take it; None where the search does all by itself."""
+    if jax.default_backend() != "cpu" or len(shapes) != 1:
+        return None
+    return _chain(parts, shapes[0], np.dtype(dtype).type)
+
+
 @eqx.filter_jit
-def chain_for(parts: Split, shape: tuple[int, ...], dtype) -> Chain | None:
-    """The network in the precision of the steps; None if it is not one for these."""
+def _chain(parts: Split, shape: tuple[int, ...], dtype) -> Chain | None:
     if not parts.layers or any(
         not isinstance(layer.operation, Activation) or layer.operation.kind != "relu"
         for layer in parts.layers
