@@ -19,7 +19,7 @@ from benchmarks.networks.peers.common import load_problems
 from stagecert import networks
 from stagecert.compiling import compiled
 from stagecert.networks.bounding.jobs import boxes_at_once, default_memory
-from stagecert.networks.bounding.quick import chain_of_job
+from stagecert.networks.bounding.quick import chains_of
 from stagecert.networks.bounding.relaxation import split
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
@@ -54,7 +54,7 @@ def run(
     network = networks.load(path)
     targets = problems.rows.shape[1]
     parts, shapes = split(network), network.input_shapes
-    quick = chain_of_job(parts, shapes, np.float32) is not None
+    quick = chains_of(parts, shapes, np.float32) is not None
     at_once = min(boxes_at_once(parts, shapes, targets, default_memory(), quick), count)
     limit = seconds / math.ceil(count / at_once)
     first = min(at_once + count % at_once, count)

@@ -25,7 +25,7 @@ from stagecert.networks.bounding.jobs import (
     goal_of,
     objective_rows,
 )
-from stagecert.networks.bounding.quick import Chain, chain_of_job
+from stagecert.networks.bounding.quick import Chains, chains_of
 from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.relaxation import split as cut_at_activations
 from stagecert.networks.bounding.results import Bounds, attained, joined, judged, unhidden
@@ -191,14 +191,14 @@ def _in_chunks(job: Job, method: Method, time_limit: float | None) -> Bounds:
     lanes = 1 if method == "ibp" and job.how.kind == "ibp" else job.rows.shape[1]
     boxes = job.regions.count
     shapes = job.regions.shapes
-    chain = chain_of_job(job.parts, shapes, job.dtype) if method == "nonconvex" else None
-    chunk = boxes_at_once(job.parts, shapes, lanes, job.memory, quick=chain is not None)
+    chains = chains_of(job.parts, shapes, job.dtype) if method == "nonconvex" else None
+    chunk = boxes_at_once(job.parts, shapes, lanes, job.memory, quick=chains is not None)
     results = []
     for first in range(0, boxes, chunk):
         # Numbers of boxes of which there are few, so that little is compiled.
         count = min(few_counts(min(chunk, boxes - first)), chunk)
         some = np.minimum(np.arange(first, first + count), boxes - 1)
-        results.append(_bound_chunk(job.part(some), method, time_limit, chain))
+        results.append(_bound_chunk(job.part(some), method, time_limit, chains))
     return joined(results, boxes)
 
 
@@ -249,7 +249,7 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
 
 
 def _bound_chunk(
-    job: Job, method: Method, time_limit: float | None, chain: Chain | None
+    job: Job, method: Method, time_limit: float | None, chains: Chains | None
 ) -> Bounds:
     network, parts, regions, rows, goal = job.network, job.parts, job.regions, job.rows, job.goal
     arguments = enclose(parts, regions, job.how, job.memory, job.show)
@@ -263,8 +263,8 @@ def _bound_chunk(
             network, rows, goal, np.asarray(found.bound), found.minimiser, arguments, 1
         )
     shape = rows.shape[:2]
-    if chain is not None:
-        found = found_by(job, chain, relaxed, time_limit)
+    if chains is not None:
+        found = found_by(job, chains, relaxed, time_limit)
         inputs = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found.inputs)
         return Bounds(
             found.bound, found.value, found.status, found.passes, network, rows,

@@ -58,18 +58,38 @@ class Convolution(eqx.Module):
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def __call__(self, x):
+        if self._narrow:
+            return self._product(x) + self.bias
         return _convolved(x, self.kernel, self.strides, self.padding) + self.bias
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether all patches together are not much more numbers than what comes out."""
+        height, width, channels, outputs = self.kernel.shape
+        return height * width * channels <= 2 * outputs
+
+    def _product(self, x):
+        """A matrix product of all patches: of few channels twice as fast as a convolution."""
+        height, width, channels, outputs = self.kernel.shape
+        x = jnp.pad(x, ((0, 0), *self.padding, (0, 0)))
+        (down, right) = self.strides
+        rows, columns = (x.shape[1] - height) // down + 1, (x.shape[2] - width) // right + 1
+        patches = [
+            x[:, i : i + (rows - 1) * down + 1 : down, j : j + (columns - 1) * right + 1 : right]
+            for i in range(height)
+            for j in range(width)
+        ]
+        entries = jnp.concatenate(patches, axis=-1).reshape(-1, height * width * channels)
+        found = entries @ self.kernel.reshape(-1, outputs)
+        return found.reshape(len(x), rows, columns, outputs)
 
     def constant(self, y):
         return jnp.sum(y, axis=(1, 2)) @ self.bias
 
     def back(self, y):
-        height, width, channels, outputs = self.kernel.shape
         sizes = [n + sum(p) for n, p in zip(self.shape[:2], self.padding, strict=True)]
         if self.strides == (1, 1):
-            # What is written on the way must not be much more than what is read.
-            narrow = height * width * channels <= 2 * outputs
-            full = self._spread(y, sizes) if narrow else self._transposed(y)
+            full = self._spread(y, sizes) if self._narrow else self._transposed(y)
         else:
             full = self._interleaved(y, sizes)
         (top, _), (left, _) = self.padding
@@ -111,6 +131,11 @@ class Convolution(eqx.Module):
 
 
 def _convolved(x, kernel, strides, padding):
+    if x.dtype == jnp.float64:
+        # With padding, XLA's convolutions in float64 are 30 times slower; it must not see that
+        # there is some.
+        x = jax.lax.optimization_barrier(jnp.pad(x, ((0, 0), *padding, (0, 0))))
+        padding = ((0, 0),) * 2
     return jax.lax.conv_general_dilated(
         x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )

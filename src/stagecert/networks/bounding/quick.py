@@ -19,14 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert import pieces
-from stagecert.certificate import Proposal
 from stagecert.networks.activations.kinked import ReluWedge
 from stagecert.networks.bounding.chains import chain_of, to_first, to_last
 from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.search import Relaxed, default_solvers
 from stagecert.networks.operations import Activation
 from stagecert.problem import as_arrays
-from stagecert.reformulation import Point
 from stagecert.tree import between, select
 
 # After so many steps most problems are done that these steps finish at all.
@@ -67,17 +65,11 @@ class Step(eqx.Module):
     bound: Any
 
 
-class Quick(eqx.Module):
-    """What the steps found, with one axis for all problems, box by box; see `opening.Opened`."""
-
-    point: Point
-    proposal: Proposal
-
-
 _DAMPED = default_solvers(True)[0]
 
 
-def _sides(wedge: ReluWedge, shape: tuple[int, ...]) -> Sides:
+def sides_of(wedge: ReluWedge, shape: tuple[int, ...]) -> Sides:
+    """Of every box, from wedges as networks have them. The lines hold in real arithmetic."""
     low, high = wedge.low, wedge.high
     ((first,), _) = wedge.slopes()
     nothing = jnp.zeros_like(low)
@@ -89,14 +81,14 @@ def _sides(wedge: ReluWedge, shape: tuple[int, ...]) -> Sides:
     return Sides(*(to_last(x, shape)[:, None] for x in every))
 
 
-def _of_lanes(rows, x):
-    """Arrays with axes (boxes, rows) and one axis of lanes in their place, and back."""
+def lanes_of(rows, x):
+    """Arrays with axes of boxes and rows, with one axis of lanes in their place."""
     return x.reshape(rows.shape[0] * rows.shape[1], *x.shape[2:])
 
 
 def _back(maps, sides, weights, inputs, rows):
     """One pass back for all lanes: the bounds, cotangents of blocks, and where it ends."""
-    lanes = functools.partial(_of_lanes, rows)
+    lanes = functools.partial(lanes_of, rows)
 
     def grid(x):
         return x.reshape(*rows.shape[:2], *x.shape[1:])
@@ -109,7 +101,7 @@ def _back(maps, sides, weights, inputs, rows):
         cotangents.append(g)
         down = jnp.minimum(g, 0)
         y = lanes(jnp.maximum(g, 0) * weight + down * side.slope)
-        total = total + _sums(lanes(down * side.offset)) + affine.constant(y)
+        total = total + sums_of(lanes(down * side.offset)) + affine.constant(y)
         g = grid(affine.back(y))
     shape = jax.tree.leaves(jax.eval_shape(inputs.centre))[0].shape[1:]
     gradient = to_first(g, shape)
@@ -121,7 +113,7 @@ def _back(maps, sides, weights, inputs, rows):
     return jnp.where(jnp.isnan(bound), -jnp.inf, bound), minimiser, cotangents[::-1]
 
 
-def _sums(x):
+def sums_of(x):
     """Of each lane; over pixels first, which is many additions side by side."""
     x = jnp.sum(x, axis=(1, 2)) if x.ndim == 4 else x
     return jnp.sum(x, axis=1)
@@ -131,7 +123,7 @@ def _sums(x):
 def _begin(maps, shapes, relaxed: Relaxed, inputs, rows, dtype):
     """What the steps need of each box, in their precision, and the corner of a pass back."""
     wedges, inputs, rows = as_arrays((relaxed.wedges, inputs, rows), dtype)
-    sides = tuple(map(_sides, wedges, shapes))
+    sides = tuple(map(sides_of, wedges, shapes))
     first = tuple(side.first for side in sides)
     bound, minimiser, cotangents = _back(maps, sides, first, inputs, rows)
     fractions = tuple(jnp.where(g > 0, 0, 1).astype(g.dtype) for g in cotangents)
@@ -144,7 +136,7 @@ def _begin(maps, shapes, relaxed: Relaxed, inputs, rows, dtype):
 @eqx.filter_jit
 def _step(maps, sides, inputs, rows, state: State, count) -> Step:
     """One pass forward and one back; `count` steps were taken before."""
-    lanes = functools.partial(_of_lanes, rows)
+    lanes = functools.partial(lanes_of, rows)
     later = (count > 0).astype(rows.dtype)
     shape = state.inputs.shape[2:]
     block = to_last(lanes(state.inputs), shape)
@@ -195,14 +187,12 @@ def _chosen(better, new, old):
     return jax.vmap(jax.vmap(select))(better, new, old)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _as_found(trees, shapes):
-    """Fractions and weights as networks have them, with one axis for all problems."""
+class Quick(eqx.Module):
+    """What the steps found: a point, and slopes below; with axes of boxes and rows."""
 
-    def found(x, shape):
-        return to_first(x.reshape(-1, *x.shape[2:]), shape)
-
-    return tuple(tuple(map(found, tree, shapes)) for tree in trees)
+    inputs: Any
+    fractions: tuple
+    weights: tuple
 
 
 class Chain(eqx.Module):
@@ -212,22 +202,30 @@ class Chain(eqx.Module):
     shapes: tuple = eqx.field(static=True)
 
 
-def chain_of_job(parts: Split, shapes: tuple, dtype) -> Chain | None:
+class Chains(eqx.Module):
+    """A network in the precision of the steps, and in that of what is published."""
+
+    fast: Chain
+    exact: Chain
+
+
+def chains_of(parts: Split, shapes: tuple, dtype) -> Chains | None:
     """The network as the steps take it; None where the search does all by itself."""
-    if jax.default_backend() != "cpu" or len(shapes) != 1:
+    if jax.default_backend() != "cpu" or len(shapes) != 1 or not parts.layers:
         return None
-    return _chain(parts, shapes[0], np.dtype(dtype).type)
+    operations = [layer.operation for layer in parts.layers]
+    if any(not isinstance(o, Activation) or o.kind != "relu" for o in operations):
+        return None
+    return _chains(parts, shapes[0], np.dtype(dtype).type)
 
 
 @eqx.filter_jit
-def _chain(parts: Split, shape: tuple[int, ...], dtype) -> Chain | None:
-    if not parts.layers or any(
-        not isinstance(layer.operation, Activation) or layer.operation.kind != "relu"
-        for layer in parts.layers
-    ):
+def _chains(parts: Split, shape: tuple[int, ...], dtype) -> Chains | None:
+    maps = chain_of(parts.layers, parts.last, shape)
+    if maps is None:
         return None
-    maps = chain_of(*as_arrays((parts.layers, parts.last), dtype), shape)
-    return None if maps is None else Chain(maps, tuple(layer.shape for layer in parts.layers))
+    of_layers = tuple(layer.shape for layer in parts.layers)
+    return Chains(Chain(as_arrays(maps, dtype), of_layers), Chain(maps, of_layers))
 
 
 def steps_for(
@@ -251,8 +249,4 @@ def steps_for(
         taken += 1
         if done(-points.score, weights.score).all():
             break
-    at, fractions = points.tree
-    fractions, slopes = _as_found((fractions, weights.tree), shapes)
-    point = Point(at.reshape(-1, *at.shape[2:]), fractions)
-    slopes = tuple(((pieces.First(w),), ()) for w in slopes)
-    return Quick(point, Proposal(None, (slopes, ()), None)), taken
+    return Quick(*points.tree, weights.tree), taken

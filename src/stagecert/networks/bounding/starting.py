@@ -1,5 +1,6 @@
 """A chunk of problems on a CPU: quick steps for all of them, the search for those still open."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from stagecert.networks.bounding import quick
+from stagecert.networks.bounding.chain_checks import checked
 from stagecert.networks.bounding.jobs import Job
 from stagecert.networks.bounding.search import (
     AIM,
+    CACHED_NUMBERS,
+    Check,
     Relaxed,
-    checked_in_groups,
     join_arrays,
     numbers_of,
     search,
@@ -33,18 +36,19 @@ class Found:
     inputs: Any
 
 
-def found_by(job: Job, chain: quick.Chain, relaxed: Relaxed, time_limit: float | None) -> Found:
+def found_by(job: Job, chains: quick.Chains, relaxed: Relaxed, time_limit: float | None) -> Found:
     """What quick steps find, and the search where these are not enough."""
     begin = time.perf_counter()
-    parts, rows = job.parts, jnp.asarray(job.rows)
-    problems = parts.layers, parts.last, relaxed, job.regions.sets, rows
+    chain, exact = chains.fast, chains.exact
+    sets, rows = job.regions.sets, jnp.asarray(job.rows)
     tight = {name: AIM * job.limits[name] for name in ("atol", "rtol")}
     most = min(job.limits["max_iterations"], quick.STEPS)
     with jax.enable_x64(job.dtype == np.float64):
         steps, taken = quick.steps_for(
-            chain, *problems[2:], job.dtype, most, lambda v, b: job.done(v, b, limits=tight)
+            chain, relaxed, sets, rows, job.dtype, most, lambda v, b: job.done(v, b, limits=tight)
         )
-    checks = checked_in_groups(*problems, steps.point, steps.proposal)
+    found = steps.inputs, steps.fractions, steps.weights
+    checks = _checks(job, exact, (relaxed, sets, rows, *found))
     numbers = numbers_of(checks)
     value, bound = numbers.value, numbers.bound
     inputs = jax.tree.map(lambda *xs: join_arrays(xs), *(check.inputs for check in checks))
@@ -60,6 +64,31 @@ def found_by(job: Job, chain: quick.Chain, relaxed: Relaxed, time_limit: float |
     return found
 
 
+def _checks(job: Job, exact: quick.Chain, every: tuple) -> list[Check]:
+    """What float64 says, so few boxes at a time that their arrays fit into caches.
+
+    `every` are the other arguments of `checked`; all arrays begin with the axis of boxes.
+    """
+    boxes, targets = job.rows.shape[:2]
+    neurons = sum(math.prod(layer.shape) for layer in job.parts.layers)
+    group = min(max(CACHED_NUMBERS // (neurons * targets), 1), boxes)
+    parts = []
+    with jax.enable_x64(True):
+        for begin in range(0, boxes, group):
+            # The last group is filled up with boxes from the one before: one compilation for all.
+            first = min(begin, boxes - group)
+            some = slice(first, first + group)
+            # By NumPy, which copies nothing.
+            part = every if group == boxes else _rows(every, some)
+            found = checked(job.parts, exact, *part)
+            parts.append(found if begin == first else _rows(found, slice(begin - first, None)))
+    return parts
+
+
+def _rows(tree, some: slice):
+    return jax.tree.map(lambda x: np.asarray(x)[some], tree)
+
+
 def _search_on(job: Job, relaxed: Relaxed, found: Found, time_limit: float | None) -> None:
     """The search for problems that are open: each is a grid of its own, of one box and one row."""
     boxes, targets = np.nonzero(~job.done(found.value, found.bound))
@@ -71,13 +100,14 @@ def _search_on(job: Job, relaxed: Relaxed, found: Found, time_limit: float | Non
     fill = np.minimum(np.arange(size), count - 1)
     boxes, targets = boxes[fill], targets[fill]
     some = jax.tree.map(lambda x: np.asarray(x)[boxes], relaxed)
+    rows = jnp.asarray(job.rows[boxes, targets][:, None])
     with jax.enable_x64(job.dtype == np.float64):
         more = search(
             job.parts.layers,
             job.parts.last,
             some,
             job.regions[boxes].sets,
-            jnp.asarray(job.rows[boxes, targets][:, None]),
+            rows,
             dtype=job.dtype,
             target=None if job.goal is None else job.goal[boxes, targets],
             time_limit=time_limit,
