@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from models import affine, flatten, relu, run
+
 from stagecert import networks
 from stagecert.certificate import Proposal
 from stagecert.networks import operations as op
@@ -22,12 +22,11 @@ from stagecert.reformulation import Point
 from stagecert.sets import Box
 from stagecert.solution import Status
 
-
 # Kernels (out, in, height, width), strides and padding of two convolutions each.
 SHAPES = {
     "plain": [((4, 2, 3, 3), (1, 1), [(0, 0), (0, 0)]), ((3, 4, 2, 2), (1, 1), [(0, 0), (0, 0)])],
     "strided": [((8, 2, 3, 2), (2, 1), [(1, 1), (0, 1)]), ((3, 8, 4, 4), (2, 2), [(1, 2), (1, 1)])],
-    "narrow": [((20, 1, 3, 3), (1, 1), [(1, 1), (1, 1)]), ((3, 20, 3, 3), (2, 3), [(0, 0), (2, 0)])],
+    "narrow": [((9, 1, 3, 3), (1, 1), [(1, 1), (1, 1)]), ((3, 9, 3, 3), (2, 3), [(0, 0), (2, 0)])],
 }  # fmt: skip
 
 
@@ -127,7 +126,8 @@ def test_evaluated_as_by_the_search(name):
         # The charge for rounding is not forgotten.
         exact = checked(parts, chains.exact, _without_spans(relaxed), sets, rows, at, *last)
         charge, wanted = exact.bound - mine.bound, 1e-14 * np.abs(mine.value)
-        assert np.all(charge > 0) and np.all(charge > 0.1 * wanted)
+        assert np.all(charge > 0)
+        assert np.all(charge > 0.1 * wanted)
 
 
 def _without_spans(relaxed):
@@ -144,7 +144,8 @@ def test_agrees_with_the_search(name, monkeypatch):
     monkeypatch.setattr(bounds, "chains_of", lambda *_: None)
     plain = networks.bound(network, low, high, rows, **options)
     assert np.all(mine.status == Status.GAP_REACHED)
-    assert np.all(mine.bound <= plain.value) and np.all(plain.bound <= mine.value)
+    assert np.all(mine.bound <= plain.value)
+    assert np.all(plain.bound <= mine.value)
     assert np.all(mine.gap <= 1e-4 + 1e-3 * np.abs(mine.bound))
     assert mine.inputs.shape == plain.inputs.shape
     assert np.all((mine.inputs >= low[:, None]) & (mine.inputs <= high[:, None]))

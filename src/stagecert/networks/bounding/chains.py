@@ -200,4 +200,3 @@ def _dense(segment: Segment, matrix, bias, shape) -> Dense | None:
         return None
     place = to_last(jnp.arange(math.prod(shape)).reshape(shape), shape)
     return Dense(matrix[place.reshape(-1)], bias.reshape(-1), place.shape)
-

@@ -35,8 +35,8 @@ class Sides(eqx.Module):
     """A layer's wedges: x -> max(least * x, most * x) below, and slope * x + offset above.
 
     Both sides of stable neurons are the same line: `least` is `most` there. `base` is the square of
-    how far apart arguments are that count as close; see `Damped`. Arrays have the axes of boxes, one
-    of length one for rows, and those of neurons, channels last.
+    how far apart arguments are that count as close; see `Damped`. Arrays have the axes of boxes,
+    one of length one for rows, and those of neurons, channels last.
     """
 
     least: Any
