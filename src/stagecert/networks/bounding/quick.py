@@ -249,4 +249,5 @@ def steps_for(
         taken += 1
         if done(-points.score, weights.score).all():
             break
-    return Quick(*points.tree, weights.tree), taken
+    at, fractions = points.tree
+    return Quick(at, fractions, weights.tree), taken

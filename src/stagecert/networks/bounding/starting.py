@@ -43,10 +43,15 @@ def found_by(job: Job, chains: quick.Chains, relaxed: Relaxed, time_limit: float
     sets, rows = job.regions.sets, jnp.asarray(job.rows)
     tight = {name: AIM * job.limits[name] for name in ("atol", "rtol")}
     most = min(job.limits["max_iterations"], quick.STEPS)
+
+    def left() -> float:
+        return math.inf if time_limit is None else time_limit - (time.perf_counter() - begin)
+
+    def done(value: np.ndarray, bound: np.ndarray) -> np.ndarray:
+        return job.done(value, bound, limits=tight) | (left() <= 0)
+
     with jax.enable_x64(job.dtype == np.float64):
-        steps, taken = quick.steps_for(
-            chain, relaxed, sets, rows, job.dtype, most, lambda v, b: job.done(v, b, limits=tight)
-        )
+        steps, taken = quick.steps_for(chain, relaxed, sets, rows, job.dtype, most, done)
     found = steps.inputs, steps.fractions, steps.weights
     checks = _checks(job, exact, (relaxed, sets, rows, *found))
     numbers = numbers_of(checks)
@@ -54,13 +59,14 @@ def found_by(job: Job, chains: quick.Chains, relaxed: Relaxed, time_limit: float
     inputs = jax.tree.map(lambda *xs: join_arrays(xs), *(check.inputs for check in checks))
     inputs = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), inputs)
     searching = job.limits["max_iterations"] > taken
-    otherwise = np.full(value.shape, Status.TIME_LIMIT if searching else Status.ITERATION_LIMIT)
+    reason = Status.TIME_LIMIT if searching else Status.ITERATION_LIMIT
+    otherwise = np.full(value.shape, reason, dtype=object)
     otherwise[numbers.crossed] = Status.BOUNDS_CROSSED
     status = job.judged(value, bound, otherwise)
     found = Found(value, bound, status, np.full(value.shape, 1 + 2 * taken), inputs)
-    left = None if time_limit is None else time_limit - (time.perf_counter() - begin)
-    if searching and (left is None or left > 0):
-        _search_on(job, relaxed, found, left)
+    job.show("searching", int(job.done(value, bound).sum()), value.size)
+    if searching and left() > 0:
+        _search_on(job, relaxed, found, None if time_limit is None else left())
     return found
 
 
