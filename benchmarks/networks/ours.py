@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.networks.peers.common import load_problems
 from stagecert import networks
 from stagecert.compiling import compiled
-from stagecert.networks.bounding.jobs import boxes_at_once
+from stagecert.networks.bounding.jobs import boxes_at_once, default_memory
+from stagecert.networks.bounding.quick import chains_of
 from stagecert.networks.bounding.relaxation import split
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
@@ -52,7 +53,9 @@ def run(
     problems = load_problems(data, count, eps)
     network = networks.load(path)
     targets = problems.rows.shape[1]
-    at_once = min(boxes_at_once(split(network), network.input_shapes, targets, 1.0), count)
+    parts, shapes = split(network), network.input_shapes
+    quick = chains_of(parts, shapes, np.float32) is not None
+    at_once = min(boxes_at_once(parts, shapes, targets, default_memory(), quick), count)
     limit = seconds / math.ceil(count / at_once)
     first = min(at_once + count % at_once, count)
 

@@ -26,6 +26,10 @@ class ReluWedge(AbstractWedge):
         return pieces.maximum(jnp.where(self.high <= 0, 0, x), jnp.where(self.low >= 0, x, 0))
 
     def upper(self, x):
+        slope, offset = self._chord()
+        return slope * x + offset
+
+    def _chord(self):
         low, high = self.low, self.high
         unstable = ~((low >= 0) | (high <= 0))  # also if a bound is not a number
         width = jnp.where(unstable, high - low, 1)
@@ -37,7 +41,20 @@ class ReluWedge(AbstractWedge):
         offset = jnp.maximum(-slope * low, high - slope * high)
         offset = offset + 8 * jnp.finfo(low.dtype).eps * high
         offset = jnp.where(unstable, jnp.where(known, offset, jnp.inf), 0)
-        return jnp.where(known, slope, 0) * x + offset
+        return jnp.where(known, slope, 0), offset
+
+    def lines(self, slopes):
+        low, high = self.low, self.high
+        ((piece,), _) = slopes
+        # Written like this, what is not a number becomes one that proves something.
+        weight = jnp.where(piece.weight > 0, jnp.minimum(piece.weight, 1), 0)
+        weight = jnp.where(low >= 0, 1, jnp.where(high <= 0, 0, weight)).astype(low.dtype)
+        slope, offset = self._chord()
+        # The offset is off by roundings of itself and of `high`, and by underflows.
+        info = jnp.finfo(low.dtype)
+        wider = offset * (1 + 8 * info.eps) + 8 * info.tiny
+        wider = jnp.where((low >= 0) | (high <= 0), 0, wider)
+        return weight, jnp.zeros_like(low), slope, wider
 
     def slopes(self):
         # CROWN's choice: the line that leaves the smaller triangle.

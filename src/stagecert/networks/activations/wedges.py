@@ -28,6 +28,14 @@ class AbstractWedge(eqx.Module):
     def slopes(self) -> tuple[tuple, tuple]:
         """First weights for the nonsmooth pieces of `lower` and of `upper`, in program order."""
 
+    def lines(self, slopes) -> tuple[Any, Any, Any, Any] | None:
+        """Slope and offset of the line below with these weights, and of the line above.
+
+        In real arithmetic they are below and above the activation on the interval. None: the wedge
+        does not know such lines, and whoever wants some has to touch its sides.
+        """
+        return None
+
 
 class AbstractActivation(abc.ABC):
     """One nonlinear function of each entry."""

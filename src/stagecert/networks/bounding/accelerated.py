@@ -22,6 +22,7 @@ from stagecert.networks.bounding.search import (
     Relaxed,
     checked_in_groups,
     join_arrays,
+    numbers_of,
     relax,
     search,
 )
@@ -44,7 +45,7 @@ def opened(job: Job, time_limit: float | None) -> Bounds:
 
     def absorb(some: slice, new: int, checks: list[Check]) -> None:
         rows = slice(some.start + new, some.stop)
-        found = _numbers(checks)
+        found = numbers_of(checks)
         value[rows], bound[rows] = found.value[new:], found.bound[new:]
         crossed[rows] = found.crossed[new:]
         done = job.done(value[: some.stop], bound[: some.stop], slice(some.stop))
@@ -102,25 +103,6 @@ def opened(job: Job, time_limit: float | None) -> Bounds:
     )
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """What is read of Checks: arrays with axes of boxes and rows."""
-
-    value: np.ndarray
-    bound: np.ndarray
-    crossed: np.ndarray
-
-
-def _numbers(checks: list[Check]) -> _Numbers:
-    value, bound, crossing = (
-        np.concatenate([np.asarray(getattr(check, name)) for check in checks])
-        for name in ("value", "bound", "crossing")
-    )
-    return _Numbers(
-        np.where((crossing > 0) | ~np.isfinite(value), np.inf, value), bound, crossing > 0
-    )
-
-
 class _Kept(eqx.Module):
     """What stays on the device: the points of the first steps, and the intervals."""
 
@@ -173,7 +155,7 @@ def _more_steps(job: Job, boxes, targets, size: int, held: Held) -> "_Searched":
     part = job.regions[fill]
     relaxed = relax(job.parts.layers, job.parts.last, part.boxes, held.take(fill, _arguments))
     checks = _steps(job, relaxed, part.sets, job.rows[fill], opening.MORE)
-    found = _numbers(checks)
+    found = numbers_of(checks)
     inputs = jax.tree.map(lambda *xs: join_arrays(xs), *(check.inputs for check in checks))
     at = place, targets
     flat = place * job.rows.shape[1] + targets

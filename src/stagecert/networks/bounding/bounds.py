@@ -25,10 +25,12 @@ from stagecert.networks.bounding.jobs import (
     goal_of,
     objective_rows,
 )
+from stagecert.networks.bounding.quick import Chains, chains_of
 from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.relaxation import split as cut_at_activations
 from stagecert.networks.bounding.results import Bounds, attained, joined, judged, unhidden
 from stagecert.networks.bounding.search import backward_bounds, relax, search
+from stagecert.networks.bounding.starting import found_by
 from stagecert.networks.graph import Network
 from stagecert.networks.regions import regions_of
 from stagecert.powers import few_counts
@@ -188,13 +190,15 @@ def _in_chunks(job: Job, method: Method, time_limit: float | None) -> Bounds:
     # Intervals are those of boxes, whatever is asked of these.
     lanes = 1 if method == "ibp" and job.how.kind == "ibp" else job.rows.shape[1]
     boxes = job.regions.count
-    chunk = boxes_at_once(job.parts, job.regions.shapes, lanes, job.memory)
+    shapes = job.regions.shapes
+    chains = chains_of(job.parts, shapes, job.dtype) if method == "nonconvex" else None
+    chunk = boxes_at_once(job.parts, shapes, lanes, job.memory, quick=chains is not None)
     results = []
     for first in range(0, boxes, chunk):
         # Numbers of boxes of which there are few, so that little is compiled.
         count = min(few_counts(min(chunk, boxes - first)), chunk)
         some = np.minimum(np.arange(first, first + count), boxes - 1)
-        results.append(_bound_chunk(job.part(some), method, time_limit))
+        results.append(_bound_chunk(job.part(some), method, time_limit, chains))
     return joined(results, boxes)
 
 
@@ -244,7 +248,9 @@ def _enveloped(found: Bounds, regions, goal, limits, memory, show, end) -> Bound
     )  # fmt: skip
 
 
-def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
+def _bound_chunk(
+    job: Job, method: Method, time_limit: float | None, chains: Chains | None
+) -> Bounds:
     network, parts, regions, rows, goal = job.network, job.parts, job.regions, job.rows, job.goal
     arguments = enclose(parts, regions, job.how, job.memory, job.show)
     if method == "ibp":
@@ -256,6 +262,14 @@ def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
         return _with_network_values(
             network, rows, goal, np.asarray(found.bound), found.minimiser, arguments, 1
         )
+    shape = rows.shape[:2]
+    if chains is not None:
+        found = found_by(job, chains, relaxed, time_limit)
+        inputs = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found.inputs)
+        return Bounds(
+            found.bound, found.value, found.status, found.passes, network, rows,
+            unhidden(network, inputs), jax.tree.map(np.asarray, arguments),
+        )  # fmt: skip
     with jax.enable_x64(job.dtype == np.float64):
         solution = search(
             parts.layers,
@@ -269,7 +283,6 @@ def _bound_chunk(job: Job, method: Method, time_limit: float | None) -> Bounds:
             progress=lambda done, size: job.show("searching", done, size),
             **job.limits,
         )
-    shape = rows.shape[:2]
     inputs = jax.tree.map(lambda x: np.asarray(x).reshape(*shape, *x.shape[1:]), solution.inputs)
     status = np.array(solution.status, dtype=object).reshape(shape)
     return Bounds(

@@ -41,9 +41,9 @@ class Job:
             show=self.show.part(int(some[0]), self.regions.count),
         )
 
-    def done(self, value, bound, some: Any = slice(None)) -> np.ndarray:
-        """Which problems are finished with these numbers."""
-        done = closed(value, bound, self.limits)
+    def done(self, value, bound, some: Any = slice(None), limits: Any = None) -> np.ndarray:
+        """Which problems are finished with these numbers; `limits` are others on the gap."""
+        done = closed(value, bound, limits or self.limits)
         if self.goal is not None:
             done |= (bound > self.goal[some]) | (value <= self.goal[some])
         # What contradicts itself is left to the search, which says so.
@@ -120,13 +120,17 @@ def default_memory() -> float:
     return known.get("bytes_limit", 2**32) / 2**31
 
 
-def boxes_at_once(parts: Split, shapes, targets: int, memory: float) -> int:
-    """How many boxes of inputs of these shapes are bounded together, each for some targets."""
+def boxes_at_once(parts: Split, shapes, targets: int, memory: float, quick: bool = False) -> int:
+    """How many boxes of inputs of these shapes are bounded together, each for some targets.
+
+    `quick`: by quick steps, which need fewer numbers of each neuron than the search.
+    """
     neurons = sum(math.prod(layer.shape) for layer in parts.layers)
     inputs = sum(math.prod(shape) for shape in shapes)
     # The search holds about 40 numbers of 4 bytes for each neuron of a lane.
     of_lane = 160 * (neurons + 2 * inputs)
     lanes = max(int(memory * 2**30 / max(of_lane, 1)), 1)
     if jax.default_backend() == "cpu":
-        lanes = min(lanes, max(3 * CACHED_NUMBERS // max(neurons, 1), 1))
+        cached = (9 if quick else 3) * CACHED_NUMBERS
+        lanes = min(lanes, max(cached // max(neurons, 1), 1))
     return max(lanes // targets, 1)

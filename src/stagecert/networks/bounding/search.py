@@ -7,6 +7,7 @@ bound by `backward.dual_bound`, which accounts for rounding.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -283,6 +284,25 @@ def checked_in_groups(layers, last, relaxed, inputs, rows, points, proposals) ->
             checked = _checked(layers, last, *some[0], *some[1])
             parts.append(checked if begin == first else _rows(checked, slice(begin - first, None)))
     return parts
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What is read of Checks: arrays with axes of boxes and rows."""
+
+    value: np.ndarray
+    bound: np.ndarray
+    crossed: np.ndarray
+
+
+def numbers_of(checks: list[Check]) -> Numbers:
+    value, bound, crossing = (
+        np.concatenate([np.asarray(getattr(check, name)) for check in checks])
+        for name in ("value", "bound", "crossing")
+    )
+    return Numbers(
+        np.where((crossing > 0) | ~np.isfinite(value), np.inf, value), bound, crossing > 0
+    )
 
 
 def search(
