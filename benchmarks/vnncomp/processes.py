@@ -1,7 +1,7 @@
 """How much several processes see of a search: `python -m benchmarks.vnncomp.processes`.
 
-Some properties that one process does not decide in time are searched by one and by several, one after
-the other, for the same time on the wall. Leave the machine alone meanwhile.
+Some properties that one process does not decide in time are searched by one and by several, one
+after the other, for the same time on the wall. Leave the machine alone meanwhile.
 """
 
 import argparse
