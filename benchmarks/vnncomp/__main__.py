@@ -4,8 +4,8 @@ The data is looked for in the folder that STAGECERT_DATA names, or in ../shared/
 wrong if it contradicts expected.csv, where sat is backed by a counterexample and unsat by agreement
 of the competition's tools.
 
-With --jobs N, N workers decide an instance each at a time. What is finished is kept in SET.partial;
-the same command goes on from there after an interruption.
+With --jobs N, N workers decide an instance each at a time; one alone has all cores for it. What is
+finished is kept in SET.partial; the same command goes on from there after an interruption.
 """
 
 import argparse
@@ -34,7 +34,8 @@ def run_set(name: str, options) -> dict:
     lists, answers = [DATA / name / "instances.csv"], [DATA / name / "expected.csv"]
     everything = read_lists(lists)
     instances = read_lists(lists, answers=answers, timeout=options.timeout, limit=options.limit)
-    sweep = Sweep(instances, check=not options.unchecked, certificates=options.certificates)
+    sweep = Sweep(instances, check=not options.unchecked, certificates=options.certificates,
+                  processes=None if options.jobs == 1 else 1)  # fmt: skip
     done = 0
 
     def show(rows) -> None:

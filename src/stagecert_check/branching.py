@@ -258,8 +258,8 @@ class Branching:
         stacks = [self._read(certificate, task.leaf) for task in tasks]
 
         def own(index: int, side: int) -> np.ndarray | None:
-            given = [known[index][side] for known in stacks]
-            if given[0] is None:
+            given = [x for known in stacks if (x := known[index][side]) is not None]
+            if not given:
                 return None
             if len(given[0]) == 1 and all(x is given[0] for x in given):
                 return np.broadcast_to(given[0], (len(tasks), *given[0].shape[1:]))

@@ -61,7 +61,9 @@ def test_a_tree_ends_where_the_question_is_answered():
     proven = networks.bound(net, LOW, HIGH, ROWS, split=121, threshold=exact[None] - 0.1, **QUICK)
     assert np.all(proven.status == Status.TARGET_PROVEN)
     for early in (near, proven):
-        assert np.all(early.passes < every.passes)
+        # Which may be at the same split that closes all of it.
+        assert np.all(early.passes <= every.passes)
+        assert early.passes.sum() < every.passes.sum() / 2
     late = networks.bound(net, LOW, HIGH, ROWS, split=10**6, time_limit=1e-3, **QUICK)
     assert np.all(late.bound <= exact + 1e-9)
     assert Status.TIME_LIMIT in late.status

@@ -118,8 +118,8 @@ def test_many_splits_on_the_ways_to_leaves_are_not_held_at_once(small, monkeypat
     held, deep = [], 600
     real = tree.windows
 
-    def counted(*given):
-        for some in real(*given):
+    def counted(*given, **settings):
+        for some in real(*given, **settings):
             held.append(sum(len(task.path.neurons) for task in some))
             yield some
 

@@ -89,8 +89,10 @@ def sweep(
         engine = engine_of(workers, ray)
         instances = read_lists(lists, timeout=timeout, answers=answers or (), limit=limit)
         work = Sweep(
-            instances, check=not unchecked, certificates=certificates, seed=seed, memory=memory
-        )
+            instances, check=not unchecked, certificates=certificates, seed=seed, memory=memory,
+            # What computes one instance at a time has all cores for it.
+            processes=None if isinstance(engine, InProcess) else 1,
+        )  # fmt: skip
 
         def write(store: Store):
             found = work.export(store, format)

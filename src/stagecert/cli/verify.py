@@ -68,6 +68,10 @@ def verify(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer only.")] = False,
     seed: Annotated[int, typer.Option(help="For the starting points of the attack.")] = 0,
     memory: Annotated[float, typer.Option(help="GiB that arrays may take.")] = 1.0,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="That share a long search; one for each core, up to 8, by default."),
+    ] = None,
     relaxation: Annotated[
         str, typer.Option(help="What stands for a neuron on whole boxes: triangle or envelope.")
     ] = "triangle",
@@ -142,6 +146,7 @@ def verify(
             relaxation=relaxation,  # type: ignore  (what is unknown is refused there)
             progress=progress,
             resume=resume,
+            processes=processes,
         )
         outcome.work = work
         verdict = work.run()

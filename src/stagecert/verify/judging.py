@@ -110,6 +110,7 @@ class Judging:
         certificates: keep the certificates.
         seed: for the starting points of attacks.
         memory: GiB that arrays may take.
+        processes: that share the search of an instance, as for `verify`.
     """
 
     def __init__(
@@ -121,10 +122,11 @@ class Judging:
         certificates: bool,
         seed: int,
         memory: float,
+        processes: int | None = 1,
     ):
         self.instances, self.hashes = dict(instances), dict(hashes)
         self.check, self.certificates = check, certificates
-        self.seed, self.memory = seed, memory
+        self.seed, self.memory, self.processes = seed, memory, processes
 
     def prepare(self) -> Callable[[Sequence[Item]], list[Row]]:
         """What makes rows, in the process that calls this."""
@@ -177,6 +179,7 @@ class _Judge:
             check=work.check,
             seed=work.seed,
             memory=work.memory,
+            processes=work.processes,
         )
         verdict = run.run()
         seconds = time.monotonic() - begin

@@ -100,6 +100,8 @@ class Sweep(Campaign):
         certificates: keep these certificates.
         seed: for the starting points of attacks.
         memory: GiB that the arrays of one worker may take.
+        processes: that share the search of an instance, as for `verify`; with several workers, one
+            each is fastest.
 
     >>> from stagecert.verify.instances import read_lists
     >>> work = Sweep(read_lists(["instances.csv"]))  # doctest: +SKIP
@@ -119,6 +121,7 @@ class Sweep(Campaign):
         certificates: bool = False,
         seed: int = 0,
         memory: float = 1.0,
+        processes: int | None = 1,
     ):
         if not 0 < memory < float("inf"):
             raise ProblemError(f"memory must be a positive number of GiB, not {memory!r}.")
@@ -150,6 +153,7 @@ class Sweep(Campaign):
             certificates=certificates,
             seed=seed,
             memory=memory,
+            processes=processes,
         )
 
     @property

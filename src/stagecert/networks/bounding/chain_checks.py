@@ -13,17 +13,19 @@ import numpy as np
 
 from stagecert.networks.bounding.backward import Sums, finished, roundings
 from stagecert.networks.bounding.chains import to_first, to_last
-from stagecert.networks.bounding.quick import Chain, Sides, lanes_of, sides_of, sums_of
+from stagecert.networks.bounding.quick import Chain, Quick, Sides, lanes_of, sides_of, sums_of
 from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.search import Check, Relaxed
 
 
 @eqx.filter_jit
-def checked(parts: Split, chain: Chain, relaxed: Relaxed, inputs, rows, at, fractions, weights):
+def checked(parts: Split, chain: Chain, relaxed: Relaxed, inputs, rows, found: Quick) -> Check:
     """A Check of some boxes: all arrays have axes of boxes and rows, neurons channels last."""
     dtype = rows.dtype
     sides = tuple(map(sides_of, relaxed.wedges, chain.shapes))
-    at, fractions, weights = jax.tree.map(lambda x: x.astype(dtype), (at, fractions, weights))
+    at, fractions, weights = jax.tree.map(
+        lambda x: x.astype(dtype), (found.inputs, found.fractions, found.weights)
+    )
     at = jax.vmap(jax.vmap(lambda s, x: s.project(x), (None, 0)))(inputs, at)
     value, excess = _value(chain.maps, sides, rows, at, fractions)
     bound = _bound(parts, chain, relaxed, sides, inputs, rows, weights)

@@ -30,9 +30,6 @@ from stagecert.tree import between, select
 # After so many steps most problems are done that these steps finish at all.
 STEPS = 24
 
-# All problems take a step together: when this share is done, the search is cheaper for the rest.
-ENOUGH = 15 / 16
-
 
 class Sides(eqx.Module):
     """A layer's wedges: x -> max(least * x, most * x) below, and slope * x + offset above.
@@ -175,9 +172,10 @@ class _Best:
     def __init__(self, tree, score):
         self.tree, self.score = tree, np.asarray(score)
 
-    def update(self, tree, score):
+    def update(self, tree, score, some):
+        """The new ones where they are better, of `some` lanes."""
         score = np.asarray(score)
-        better = score > self.score
+        better = some & (score > self.score)
         if better.all():
             self.tree = tree
         elif better.any():
@@ -234,23 +232,25 @@ def _chains(parts: Split, shape: tuple[int, ...], dtype) -> Chains | None:
 def steps_for(
     chain: Chain, relaxed: Relaxed, inputs, rows, dtype, most: int,
     done: Callable[[np.ndarray, np.ndarray], np.ndarray],
-) -> tuple[Quick, int]:  # fmt: skip
-    """At most so many steps for a few boxes, and how many were taken.
+) -> tuple[Quick, np.ndarray]:  # fmt: skip
+    """At most so many steps for a few boxes, and how many each problem took.
 
-    `done` says by values and bounds, (boxes, rows) each, which problems are finished.
+    `done` says by values and bounds, (boxes, rows) each, which problems are finished. What is found
+    of a problem does not depend on the others: one that is finished keeps what it has.
     """
     maps, shapes = chain.maps, chain.shapes
     (sides, inputs, rows), step = _begin(maps, shapes, relaxed, inputs, rows, dtype)
     weights = _Best(step.state.weights, step.bound)
     points = _Best((step.state.inputs, step.state.fractions), np.full(rows.shape[:2], -np.inf))
-    taken = 0
-    while taken < most:
+    taken, open_ = np.zeros(rows.shape[:2], int), np.ones(rows.shape[:2], bool)
+    for count in range(most):
         point = step.state.inputs, step.state.fractions
-        step = _step(maps, sides, inputs, rows, step.state, np.asarray(taken, np.int32))
-        points.update(point, -np.asarray(step.value))
-        weights.update(step.state.weights, step.bound)
-        taken += 1
-        if done(-points.score, weights.score).mean() >= ENOUGH:
+        step = _step(maps, sides, inputs, rows, step.state, np.asarray(count, np.int32))
+        points.update(point, -np.asarray(step.value), open_)
+        weights.update(step.state.weights, step.bound, open_)
+        taken += open_
+        open_ &= ~done(-points.score, weights.score)
+        if not open_.any():
             break
     at, fractions = points.tree
     return Quick(at, fractions, weights.tree), taken

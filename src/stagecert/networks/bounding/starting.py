@@ -52,21 +52,20 @@ def found_by(job: Job, chains: quick.Chains, relaxed: Relaxed, time_limit: float
 
     with jax.enable_x64(job.dtype == np.float64):
         steps, taken = quick.steps_for(chain, relaxed, sets, rows, job.dtype, most, done)
-    found = steps.inputs, steps.fractions, steps.weights
-    checks = _checks(job, exact, (relaxed, sets, rows, *found))
+    checks = _checks(job, exact, (relaxed, sets, rows, steps))
     numbers = numbers_of(checks)
     value, bound = numbers.value, numbers.bound
     inputs = jax.tree.map(lambda *xs: join_arrays(xs), *(check.inputs for check in checks))
     inputs = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), inputs)
-    searching = job.limits["max_iterations"] > taken
-    reason = Status.TIME_LIMIT if searching else Status.ITERATION_LIMIT
-    otherwise = np.full(value.shape, reason, dtype=object)
+    searching = taken < job.limits["max_iterations"]
+    otherwise = np.full(value.shape, Status.ITERATION_LIMIT, dtype=object)
+    otherwise[searching] = Status.TIME_LIMIT
     otherwise[numbers.crossed] = Status.BOUNDS_CROSSED
     status = job.judged(value, bound, otherwise)
-    found = Found(value, bound, status, np.full(value.shape, 1 + 2 * taken), inputs)
+    found = Found(value, bound, status, 1 + 2 * taken, inputs)
     job.show("searching", int(job.done(value, bound).sum()), value.size)
-    if searching and left() > 0:
-        _search_on(job, relaxed, found, None if time_limit is None else left())
+    if left() > 0:
+        _search_on(job, relaxed, found, searching, None if time_limit is None else left())
     return found
 
 
@@ -95,13 +94,15 @@ def _rows(tree, some: slice):
     return jax.tree.map(lambda x: np.asarray(x)[some], tree)
 
 
-def _search_on(job: Job, relaxed: Relaxed, found: Found, time_limit: float | None) -> None:
+def _search_on(
+    job: Job, relaxed: Relaxed, found: Found, searching: np.ndarray, time_limit: float | None
+) -> None:
     """The search for problems that are open: each is a grid of its own, of one box and one row."""
-    boxes, targets = np.nonzero(~job.done(found.value, found.bound))
+    boxes, targets = np.nonzero(searching & ~job.done(found.value, found.bound))
     if not len(boxes):
         return
     # Filled up with copies of the last problem, so that few sizes are ever compiled.
-    count = len(boxes)
+    count, every = len(boxes), found.value.size
     size = min(max(power_above(count), 8), max(found.value.size, count))
     fill = np.minimum(np.arange(size), count - 1)
     boxes, targets = boxes[fill], targets[fill]
@@ -117,7 +118,7 @@ def _search_on(job: Job, relaxed: Relaxed, found: Found, time_limit: float | Non
             dtype=job.dtype,
             target=None if job.goal is None else job.goal[boxes, targets],
             time_limit=time_limit,
-            progress=lambda done, _: job.show("searching", min(done, count), count),
+            progress=lambda done, _: job.show("searching", every - count + min(done, count), every),
             **job.limits,
         )
     at = boxes[:count], targets[:count]
