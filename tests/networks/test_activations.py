@@ -1,6 +1,7 @@
 """Activations: values against ONNX Runtime, hulls and ranges against extended precision."""
 
 import functools
+from fractions import Fraction
 
 import hypothesis
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ import pytest
 from stagecert import pieces
 from stagecert.errors import ProblemError
 from stagecert.networks import activations
-from stagecert.networks.activations import find
+from stagecert.networks.activations import find, kinked
 from stagecert.networks.activations.registering import register, register_relaxation
 
 # Long doubles have eleven more bits than float64 on the machines that matter; where they do not,
@@ -626,3 +627,42 @@ def test_registered_relaxations():
     ]:
         with pytest.raises(ProblemError, match=message):
             register_relaxation("faulty", jnp.square, *faulty)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_lines_of_relu_hold_exactly(dtype, compiled):
+    """In rational arithmetic, from the smallest numbers to the largest."""
+    random, info, count = np.random.default_rng(5), np.finfo(dtype), 4000
+    edges = np.array(
+        [0, info.smallest_subnormal, info.tiny, info.eps, 1, info.tiny / info.eps, info.max / 2,
+         info.max], dtype,
+    )  # fmt: skip
+    edges = np.concatenate([edges, np.nextafter(edges, dtype(0)), -edges, edges[:-1] * dtype(1.5)])
+    pairs = np.stack(np.meshgrid(edges, edges)).reshape(2, -1)
+    exponents = random.uniform(np.log2(info.tiny), np.log2(info.max), (2, count))
+    spread = np.exp2(exponents).astype(dtype) * np.array([[-1], [1]], dtype)
+    close = -spread[0] * (1 + random.integers(-4, 5, count) * info.eps).astype(dtype)
+    pairs = np.concatenate([pairs, spread, [spread[0], close]], axis=1)
+    low, high = pairs[:, (pairs[0] <= pairs[1]) & np.isfinite(pairs).all(axis=0)]
+    weight = random.uniform(-0.1, 1.1, low.size).astype(dtype)
+    weight[::7] = np.nan
+
+    def lines(low, high, weight):
+        return kinked.ReluWedge(low, high).lines(((pieces.First(weight),), ()))
+
+    with jax.enable_x64(True):
+        lines = jax.jit(lines) if compiled else lines
+        found = lines(*map(jnp.asarray, (low, high, weight)))
+    found = tuple(map(np.asarray, found))
+    assert all(x.dtype == dtype for x in found)
+    assert not any(np.any(np.isnan(x)) for x in found)
+    for a, b, *numbers in zip(low, high, *found, strict=True):
+        if not np.isfinite(numbers[3]):
+            assert float(b) / 2 - float(a) / 2 > 0.499 * float(info.max)  # too wide to have a width
+            continue
+        under, zero, slope, offset = (Fraction(float(x)) for x in numbers)
+        for x in (Fraction(float(a)), Fraction(float(b))):  # relu is convex
+            assert slope * x + offset >= max(x, 0)
+            assert under * x + zero <= max(x, 0)
+        assert 0 <= under <= 1

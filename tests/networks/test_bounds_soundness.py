@@ -481,6 +481,19 @@ def test_underflow_is_accounted_for(size):
     assert_exactly_below(build.network([h]), -box, box, -box)
 
 
+@pytest.mark.parametrize("high", [5e-324, 1e-310, 2e-308])
+def test_given_intervals_that_end_below_normal_numbers(high):
+    """Processors take such an end for zero, and the neuron for one that is never active."""
+    build = Builder()
+    h = build.add(op.MatMul(), build.input("x", (1,), False), weights=np.ones((1, 1)))
+    h = build.add(op.MatMul(), act(build, h, "relu"), weights=np.full((1, 1), -1e300))
+    net = build.network([h])
+    given = ((np.full((1, 1), -1.0), np.full((1, 1), high)),)
+    for method in ("backward", "nonconvex"):
+        found = networks.bound(net, [[-1.0]], [[high]], method=method, intermediate=given)
+        assert Fraction(float(found.bound[0, 0])) <= -Fraction(1e300) * Fraction(high)
+
+
 def test_overflow_never_makes_a_number_that_is_none():
     build = Builder()
     x = build.input("x", (1,), False)

@@ -1,7 +1,10 @@
 """Quick steps on CPUs: against the network itself, the search, and the general evaluation."""
 
+import zlib
+from fractions import Fraction
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +18,9 @@ from stagecert.networks.bounding import bounds, quick
 from stagecert.networks.bounding.chain_checks import checked
 from stagecert.networks.bounding.chains import to_first, to_last
 from stagecert.networks.bounding.intervals import interval_bounds
-from stagecert.networks.bounding.relaxation import split
+from stagecert.networks.bounding.relaxation import Segment, split
 from stagecert.networks.bounding.search import checked_in_groups, relax
-from stagecert.networks.graph import Builder
+from stagecert.networks.graph import Builder, Node
 from stagecert.pieces import First
 from stagecert.problem import as_arrays
 from stagecert.reformulation import Point
@@ -131,11 +134,27 @@ def test_evaluated_as_by_the_search(name):
         charge, wanted = exact.bound - mine.bound, 1e-14 * np.abs(mine.value)
         assert np.all(charge > 0)
         assert np.all(charge > 0.1 * wanted)
+        # Term by term it is that of the general way, if segments are so large that it can be seen.
+        for place in range(len(shapes) + 1):
+            wide = _with_spans(relaxed, place, 1e11)
+            (plain,) = checked_in_groups(
+                parts.layers, parts.last, wide, sets, rows, point, proposal
+            )
+            mine = checked(parts, chains.exact, wide, sets, rows, quick.Quick(at, *last))
+            assert np.all(plain.bound < exact.bound - 1e-4)
+            np.testing.assert_allclose(mine.bound, plain.bound, rtol=1e-9)
 
 
 def _without_spans(relaxed):
     nothing = jax.tree.map(lambda x: 0 * x, (relaxed.spans, relaxed.last_span))
     return type(relaxed)(relaxed.arguments, relaxed.wedges, *nothing)
+
+
+def _with_spans(relaxed, place, size):
+    """With one segment's magnitudes so many times as large."""
+    spans = [*relaxed.spans, relaxed.last_span]
+    spans[place] = jax.tree.map(lambda x: size * x, spans[place])
+    return type(relaxed)(relaxed.arguments, relaxed.wedges, tuple(spans[:-1]), spans[-1])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -211,3 +230,164 @@ def test_other_networks_are_left_to_the_search():
         with jax.enable_x64(True):
             parts = as_arrays(split(network), jnp.float64)
             assert quick.chains_of(parts, network.input_shapes, np.float32) is None
+
+
+# -- against rational arithmetic -------------------------------------------------------------------
+
+# Image, then kernels (out, in, height, width), strides and padding.
+SMALL = {
+    "uneven": ((2, 4, 3), [((2, 2, 2, 3), (1, 1), ((0, 1), (2, 0)))]),
+    "points": (
+        (3, 2, 3),
+        [((4, 3, 1, 1), (1, 1), ((0, 0), (0, 0))), ((1, 4, 2, 1), (2, 3), ((1, 1), (0, 1)))],
+    ),
+    "strided": (
+        (1, 5, 4),
+        [((2, 1, 3, 2), (2, 3), ((1, 0), (2, 1))), ((2, 2, 1, 2), (1, 1), ((0, 0), (1, 1)))],
+    ),
+    "dense": ((5,), []),
+}  # fmt: skip
+
+
+def _sizes(random, shape):
+    """Numbers of one size, or of very different ones, some of them zero."""
+    x = random.normal(size=shape)
+    kind = random.integers(4)
+    if kind == 0:
+        x = x * 10.0 ** random.integers(-9, 6, size=shape)
+    if kind == 1:
+        x = np.where(random.random(shape) < 0.5, 0, np.round(4 * x) / 4)
+    return x * 10.0 ** random.integers(-150, 40) if kind == 2 else x
+
+
+def _small_network(name, random):
+    shape, convolutions = SMALL[name]
+    build = Builder()
+    h = build.input("x", (1, *shape), True)
+    for kernel, strides, padding in convolutions:
+        conv = op.Conv(strides, padding, (1, 1), (1, 1))
+        h = build.add(conv, h, weights=_sizes(random, kernel))
+        h = build.add(op.Shift(), h, weights=_sizes(random, (1, kernel[0], 1, 1)))
+        h = relu(build, h)
+    h = flatten(build, h) if convolutions else h
+    for place, size in enumerate((4, 2)):
+        h = relu(build, h) if place else h
+        h = affine(build, h, _sizes(random, (h.shape[1], size)), _sizes(random, size))
+    return build.network([h])
+
+
+@eqx.filter_jit
+def _relaxed_by_intervals(parts, boxes):
+    arguments = jax.vmap(lambda boxes: interval_bounds(parts, boxes)[0])(boxes)
+    return relax(parts.layers, parts.last, boxes, arguments)
+
+
+@eqx.filter_jit
+def _matrices(parts, shapes):
+    """Each segment as (matrix, constant): products with one and sums with zeros round nothing."""
+    found = []
+    for k, segment in enumerate((*(layer.segment for layer in parts.layers), parts.last)):
+        known = (None,) * max(k - 1, 0)
+        unshifted = [
+            Node(n.operation, n.arguments, 0 * n.weights, n.shape)
+            if isinstance(n.operation, op.Shift)
+            else n
+            for n in segment.nodes
+        ]
+        linear = Segment(tuple(unshifted), segment.sources, segment.output)
+
+        def of(segment, x, known=known, k=k):
+            return (segment(x, ()) if k == 0 else segment(None, (*known, x))).reshape(-1)
+
+        size = int(np.prod(shapes[k]))
+        units = jnp.eye(size).reshape(size, *shapes[k])
+        columns = jax.vmap(lambda x, linear=linear, of=of: of(linear, x))(units)
+        found.append((columns, of(segment, jnp.zeros(shapes[k]))))
+    return found
+
+
+@jax.jit
+def _sides_and_lines(wedge, weights):
+    return jax.vmap(lambda w: wedge.lines(((First(w),), ())), in_axes=1)(weights)
+
+
+def _fractions(x):
+    return np.vectorize(lambda v: Fraction(float(v)), otypes=[object])(np.asarray(x))
+
+
+def _exact_bound(matrices, lines, low, high, row):
+    """The bound that these lines prove, in rational arithmetic, and the size of its terms."""
+    total, size, y = Fraction(0), Fraction(0), row
+    for (matrix, constant), line in zip(matrices[::-1], [*lines[::-1], None], strict=True):
+        total += y @ constant
+        size += np.abs(y) @ np.abs(constant)
+        g = matrix @ y
+        if line is None:
+            ends = np.where(g > 0, low, high)
+            return total + g @ ends, size + np.abs(g) @ np.abs(ends)
+        under, slope, offset = line
+        down = np.where(g < 0, g, Fraction(0))
+        total += down @ offset
+        size -= down @ offset
+        y = np.where(g > 0, g * under, down * slope)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_never_above_what_the_lines_prove_exactly(name):
+    """The evaluation in float64 against the same dual bound without any rounding."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    close = 0
+    for _ in range(12):
+        network = _small_network(name, random)
+        shape = network.input_shapes[0]
+        middle = _sizes(random, (3, *shape))
+        wide = np.abs(_sizes(random, (3, *shape))) * 10.0 ** random.integers(-8, 2)
+        low, high = middle - wide, middle + wide
+        rows = _sizes(random, (3, 2, 2))
+        with jax.enable_x64(True):
+            parts = as_arrays(split(network), jnp.float64)
+            chains = quick.chains_of(parts, network.input_shapes, np.float32)
+            assert chains is not None
+            shapes = chains.exact.shapes
+            boxes = ((jnp.asarray(low), jnp.asarray(high)),)
+            relaxed = _relaxed_by_intervals(parts, boxes)
+            weights = [
+                jnp.asarray(random.uniform(-0.1, 1.1, (3, 2, *s)).astype(np.float32))
+                for s in shapes
+            ]
+            halves = [jnp.full(w.shape, 0.5) for w in weights]
+            at = jnp.asarray(np.broadcast_to(middle[:, None], (3, 2, *shape)))
+            to = lambda xs, s=shapes: tuple(map(to_last, xs, s))  # noqa: E731
+            found = quick.Quick(at, to(halves), to(weights))
+            check = checked(parts, chains.exact, relaxed, Box(*boxes[0]), jnp.asarray(rows), found)
+            bounds_found = np.asarray(check.bound)
+            matrices = _matrices(parts, (shape, *shapes))
+            lines = [
+                _sides_and_lines(wedge, jnp.asarray(w, jnp.float64))
+                for wedge, w in zip(relaxed.wedges, weights, strict=True)
+            ]
+        matrices = [tuple(map(_fractions, pair)) for pair in matrices]
+        assert not np.any(np.isnan(bounds_found))
+        for box, target in np.ndindex(3, 2):
+            of_lane = [
+                tuple(_fractions(x[target, box]).reshape(-1) for x in (under, slope, offset))
+                for under, _, slope, offset in lines
+            ]
+            ends = (_fractions(x[box]).reshape(-1) for x in (low, high))
+            exact, size = _exact_bound(matrices, of_lane, *ends, _fractions(rows[box, target]))
+            found = Fraction(float(bounds_found[box, target]))
+            assert found <= exact
+            close += found >= exact - Fraction(1, 10**10) * size - Fraction(1, 10**200)
+    # A charge that is far too large would hide what is wrong.
+    assert close > 24
+
+
+def test_a_shift_that_repeats_values_is_left_to_the_search():
+    build = Builder()
+    h = relu(build, affine(build, build.input("x", (1, 3), True), np.eye(3), np.zeros(3)))
+    h = build.add(op.MatMul(), h, weights=np.eye(3))
+    h = build.add(op.Shift(), build.add(op.Reshape((3,)), h), weights=np.arange(3.0)[:, None])
+    network = build.network([build.add(op.Reshape((1, 9)), h)])
+    found = networks.bound(network, -np.ones((1, 3)), np.ones((1, 3)))
+    np.testing.assert_allclose(found.bound[0], np.repeat(np.arange(3.0), 3), atol=1e-5)

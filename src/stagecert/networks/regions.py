@@ -66,8 +66,8 @@ def regions_of(network: Network, lower, upper, ball) -> Regions:
     if lower is None or upper is None:
         raise ProblemError("Give lower and upper, or a ball, or all of them.")
     lows, highs = _per_input(network, lower, "lower"), _per_input(network, upper, "upper")
-    lows = tuple(_away_from_zero(low, -1) for low in lows)
-    highs = tuple(_away_from_zero(high, 1) for high in highs)
+    lows = tuple(away_from_zero(low, -1) for low in lows)
+    highs = tuple(away_from_zero(high, 1) for high in highs)
     pairs = tuple(zip(lows, highs, strict=True))
     count = len(lows[0])
     for k, (low, high) in enumerate(pairs):
@@ -130,7 +130,7 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
     wide = radius.reshape(-1, *(1,) * (middle.ndim - 1))
     # One unit in the last place further out, so that rounding leaves nothing outside.
     low, high = np.nextafter(middle - wide, -np.inf), np.nextafter(middle + wide, np.inf)
-    low, high = _away_from_zero(low, -1), _away_from_zero(high, 1)
+    low, high = away_from_zero(low, -1), away_from_zero(high, 1)
     if (lower is None) != (upper is None):
         raise ProblemError("Give both lower and upper with a ball, or neither.")
     if lower is None:
@@ -146,7 +146,7 @@ def _balls(network: Network, lower, upper, ball) -> Regions:
     return Regions(sets, pairs, network.input_shapes, False)
 
 
-def _away_from_zero(ends: np.ndarray, side: int) -> np.ndarray:
+def away_from_zero(ends: np.ndarray, side: int) -> np.ndarray:
     """Ends of boxes that are normal numbers or zero, upper ones (side 1) no lower than before.
 
     Processors take numbers below the normal range for zero, and a large weight may follow.

@@ -52,8 +52,10 @@ class ReluWedge(AbstractWedge):
         slope, offset = self._chord()
         # The offset is off by roundings of itself and of `high`, and by underflows.
         info = jnp.finfo(low.dtype)
+        # Ends below the smallest normal number may count as zero in comparisons; a line through
+        # zero can then be below relu by that much.
         wider = offset * (1 + 8 * info.eps) + 8 * info.tiny
-        wider = jnp.where((low >= 0) | (high <= 0), 0, wider)
+        wider = jnp.where((low > 0) | (high < 0), 0, wider)
         return weight, jnp.zeros_like(low), slope, wider
 
     def slopes(self):

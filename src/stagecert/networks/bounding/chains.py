@@ -196,7 +196,8 @@ def _dense(segment: Segment, matrix, bias, shape) -> Dense | None:
     if matrix.ndim != 2 or matrix.shape[0] != math.prod(shape):
         return None
     bias = jnp.zeros(matrix.shape[1:], matrix.dtype) if bias is None else bias
-    if bias.size != matrix.shape[1]:
+    # A shift may repeat what it is added to.
+    if not bias.size == matrix.shape[1] == math.prod(segment.shape([shape])):
         return None
     place = to_last(jnp.arange(math.prod(shape)).reshape(shape), shape)
     return Dense(matrix[place.reshape(-1)], bias.reshape(-1), place.shape)

@@ -18,7 +18,7 @@ from stagecert.errors import ProblemError
 from stagecert.networks.bounding.intervals import interval_bounds
 from stagecert.networks.bounding.relaxation import Split
 from stagecert.networks.bounding.stepwise import Passes, rows_at_once
-from stagecert.networks.regions import Regions
+from stagecert.networks.regions import Regions, away_from_zero
 
 KINDS = ("ibp", "backward", "optimised", "envelope")
 
@@ -114,6 +114,7 @@ def _given(parts: Split, regions: Regions, given: tuple) -> tuple:
             )
         if not np.all(low <= high):
             raise ProblemError(f"intermediate: an interval of '{name}' is empty or NaN.")
+        low, high = away_from_zero(low, -1), away_from_zero(high, 1)
         checked.append((jnp.asarray(low), jnp.asarray(high)))
     return tuple(checked)
 
