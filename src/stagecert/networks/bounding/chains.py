@@ -132,7 +132,7 @@ class Convolution(eqx.Module):
 
 def _convolved(x, kernel, strides, padding):
     if x.dtype == jnp.float64:
-        # With padding, XLA's convolutions in float64 are 30 times slower; it must not see that
+        # With padding, XLA's convolutions in float64 are much slower; it must not see that
         # there is some.
         x = jax.lax.optimization_barrier(jnp.pad(x, ((0, 0), *padding, (0, 0))))
         padding = ((0, 0),) * 2
