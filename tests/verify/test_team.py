@@ -151,6 +151,27 @@ def test_what_is_lent_can_be_had_back_at_once(pair, monkeypatch):
         assert tried(Checker(found.program, wanted), branches).refuted.all()
 
 
+def test_the_only_station_that_waits_stays(pair, monkeypatch):
+    monkeypatch.setattr(tree_.Tree, "_budget", lambda *_: 1.0)
+    given, text = case(4, 1e-3)
+    model, wanted = OpenModel(given), properties.load(text)
+    _, groups = groups_of(model.network, wanted)
+    found = complete.Complete(Checker(model.program, wanted), groups)
+    assert found.plant([np.ones(1, bool)], lambda: False)
+    tree = found.tree
+    assert tree is not None
+    while not tree.plots:
+        tree.step()
+    plot = tree.plots[0]
+    plot.fields = {name: np.repeat(x, 4, axis=0) for name, x in plot.fields.items()}
+    tree.plots = [plot]
+    tree.stack.keep(np.zeros(len(tree.stack), bool))
+    lender = lending.Lender(tree, pair)
+    lender.tend()
+    assert lender.loans == []
+    assert tree.plots == [plot]
+
+
 def test_several_trees_are_tried_as_each_alone(pair, monkeypatch):
     monkeypatch.setattr(tree_, "STEPS_A_NODE", 1e9)
     monkeypatch.setattr("stagecert.verify.pruning.SHARED", 1)

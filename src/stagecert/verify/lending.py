@@ -141,6 +141,8 @@ class Lender:
             lent += int(counts[k])
         whole = bool(plots or active)
         if not whole:
+            if not len(numbers):
+                return False  # all there is waits, and is next here
             number = int(numbers[0])
             if tree.active[number].budget < np.inf:
                 return False
