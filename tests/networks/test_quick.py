@@ -326,7 +326,7 @@ def _exact_bound(matrices, lines, low, high, row):
             ends = np.where(g > 0, low, high)
             return total + g @ ends, size + np.abs(g) @ np.abs(ends)
         under, slope, offset = line
-        down = np.where(g < 0, g, Fraction(0))
+        down = np.where(g < 0, g, 0 * g)
         total += down @ offset
         size -= down @ offset
         y = np.where(g > 0, g * under, down * slope)
@@ -374,8 +374,9 @@ def test_never_above_what_the_lines_prove_exactly(name):
                 tuple(_fractions(x[target, box]).reshape(-1) for x in (under, slope, offset))
                 for under, _, slope, offset in lines
             ]
-            ends = (_fractions(x[box]).reshape(-1) for x in (low, high))
-            exact, size = _exact_bound(matrices, of_lane, *ends, _fractions(rows[box, target]))
+            least, most = (_fractions(x[box]).reshape(-1) for x in (low, high))
+            wanted = _fractions(rows[box, target])
+            exact, size = _exact_bound(matrices, of_lane, least, most, wanted)
             found = Fraction(float(bounds_found[box, target]))
             assert found <= exact
             close += found >= exact - Fraction(1, 10**10) * size - Fraction(1, 10**200)
