@@ -32,7 +32,7 @@ LAYERS = [
                    ""),
     ("basics",     "errors files tree codes powers machine charts html compiling",
                    "bad_input",
-                   "jax matplotlib numpy"),
+                   "jax matplotlib numpy threadpoolctl"),
     # In order: a module imports only modules that come before it.
     ("core",       "jaxprs evidence sets inside pieces sides problem enclosure reformulation "
                    "ordering repairing formula certificate degeneracy solvers solution validate "

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from exact import dense, random_layers, row_text, smallest_violation, vnnlib
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from stagecert.errors import ProblemError
 from stagecert.verify import complete, lending, splitting, team, verify
@@ -238,6 +239,25 @@ def test_errors_come_back_and_processes_end():
         sleeping.result()
     with pytest.raises(CancelledError):
         waiting.result()
+
+
+@pytest.mark.parametrize("said", [None, "2"])
+def test_small_products_use_one_thread_unless_somebody_says_otherwise(said, monkeypatch):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if said:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", said)
+    seen = []
+
+    def threads() -> set[int]:
+        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+    model, text = case(4, -1e-2)
+    with threadpool_limits(2, "blas"):
+        before = threads()
+        verify(model, text, progress=lambda _: seen.append(threads()))
+        assert threads() == before
+    assert seen
+    assert all(found == (before if said else {1}) for found in seen)
 
 
 def test_numbers_of_processes_are_looked_at():

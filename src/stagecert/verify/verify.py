@@ -14,7 +14,7 @@ import numpy as np
 
 from stagecert.compiling import compiled
 from stagecert.errors import ProblemError
-from stagecert.machine import cores
+from stagecert.machine import cores, one_thread
 from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
 from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.attack import Attacker
@@ -164,7 +164,7 @@ class Verification:
 
     def run(self) -> Verdict:
         """Works until the property is decided, nothing is left to try, or time is up."""
-        with self.team:
+        with one_thread(), self.team:
             return self._run()
 
     def _run(self) -> Verdict:
