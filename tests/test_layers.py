@@ -32,7 +32,7 @@ LAYERS = [
                    ""),
     ("basics",     "errors files tree codes powers machine charts html compiling",
                    "bad_input",
-                   "jax matplotlib numpy threadpoolctl"),
+                   "jax matplotlib numpy"),
     # In order: a module imports only modules that come before it.
     ("core",       "jaxprs evidence sets inside pieces sides problem enclosure reformulation "
                    "ordering repairing formula certificate degeneracy solvers solution validate "
@@ -76,7 +76,7 @@ LAYERS = [
                    "jax numpy pyarrow ray"),
     ("verify",     "verify",
                    "basics bounding core networks reader checker sweeps",
-                   "cupy equinox jax numpy onnx onnxruntime scipy"),
+                   "cupy equinox jax numpy onnx onnxruntime scipy threadpoolctl"),
     ("robust",     "robust",
                    "basics bounding networks reader checker sweeps verify",
                    "numpy"),

@@ -1,14 +1,11 @@
 """What a result was made with: for reports and result files."""
 
-import contextlib
 import datetime
 import importlib.metadata
 import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-
-from threadpoolctl import threadpool_limits
 
 PACKAGES = ("stagecert", "jax", "jaxlib", "equinox", "numpy", "onnxruntime")
 
@@ -32,16 +29,6 @@ def cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         return os.cpu_count() or 1
-
-
-def one_thread() -> contextlib.AbstractContextManager:
-    """Has NumPy's products use one thread meanwhile, unless OPENBLAS_NUM_THREADS says how many.
-
-    Those of a search are many and small: threads that wait for each other make them slower.
-    """
-    if "OPENBLAS_NUM_THREADS" in os.environ:
-        return contextlib.nullcontext()
-    return threadpool_limits(1, "blas")
 
 
 def version(package: str) -> str | None:

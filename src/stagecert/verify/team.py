@@ -16,6 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 # Seconds that a search takes before others join: most are over by then.
 ALONE = 0.5
 PATIENT = 0.05  # seconds between two looks at what is expected
@@ -132,6 +134,16 @@ class Team:
         for member in self.members:
             member.close()
         self.members, self.size = [], 1
+
+
+def one_thread() -> contextlib.AbstractContextManager:
+    """Has NumPy's products use one thread meanwhile, unless OPENBLAS_NUM_THREADS says how many.
+
+    Those of a search are many and small: threads that wait for each other make them slower.
+    """
+    if "OPENBLAS_NUM_THREADS" in os.environ:
+        return contextlib.nullcontext()
+    return threadpool_limits(1, "blas")
 
 
 def serve() -> None:

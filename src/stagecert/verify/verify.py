@@ -14,7 +14,7 @@ import numpy as np
 
 from stagecert.compiling import compiled
 from stagecert.errors import ProblemError
-from stagecert.machine import cores, one_thread
+from stagecert.machine import cores
 from stagecert.networks.bounding.bounds import RELAXATIONS, Relaxation
 from stagecert.verify import agreement, attack, resuming
 from stagecert.verify.attack import Attacker
@@ -34,7 +34,7 @@ from stagecert.verify.proving import (
 from stagecert.verify.queries import groups_of
 from stagecert.verify.replay import Replay
 from stagecert.verify.splitting import Splitter
-from stagecert.verify.team import MOST, Team
+from stagecert.verify.team import MOST, Team, one_thread
 from stagecert.verify.verdict import Answer, Verdict
 from stagecert_check import joining, properties
 from stagecert_check.checker import Checker
