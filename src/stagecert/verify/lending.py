@@ -13,7 +13,7 @@ import numpy as np
 
 from stagecert.verify.nodes import Form
 from stagecert.verify.stations import Station
-from stagecert.verify.team import Lost, Member, Team
+from stagecert.verify.team import PATIENT, Lost, Member, Team
 from stagecert.verify.tree import Plot, Root, Tree
 from stagecert_check.graph import Program
 
@@ -87,9 +87,9 @@ class Lender:
             if mine < LOANS and not self._lend(member):
                 return
 
-    def wait(self, seconds: float) -> None:
-        """Waits until something comes back, but not longer than that."""
-        wait([loan.answer for loan in self.loans], seconds, return_when=FIRST_COMPLETED)
+    def wait(self) -> None:
+        """Waits for a moment, or until something comes back."""
+        wait([loan.answer for loan in self.loans], PATIENT, return_when=FIRST_COMPLETED)
 
     def recall(self, seconds: float) -> None:
         """Has everything back: in the state in which it was lent, if it does not come in time."""
@@ -157,24 +157,27 @@ class Lender:
         rows = tree.stack.taken(some)
         # Where little is left, nobody should wait for long.
         seconds = SLICE * min(total / (MANY * tree.batch), 1)
-        self._send(member, rows, plots, active, (whole, seconds))
+        self._send(member, rows, plots, active, whole, seconds)
         return True
 
-    def _send(self, member: Member, rows, waiting, active, how: tuple[bool, float]) -> None:
-        tree, (whole, seconds) = self.tree, how
+    def _send(self, member: Member, rows, waiting, active, whole: bool, seconds: float) -> None:
+        tree = self.tree
         both = [*waiting, *active.values()]
         nodes = np.unique(np.concatenate([rows["node"], *(x.fields["node"] for x in both)]))
         stations = np.array([plot.station for plot in both if plot.station >= 0], int)
+
+        def there(x: np.ndarray) -> np.ndarray:
+            return np.searchsorted(nodes, x)
+
         given = {name: tree.nodes[name][nodes] for name in ("neuron", "cut", "root")}
         number = {-1: -1} | {int(k): place for place, k in enumerate(stations)}
         given["station"] = np.array([number[int(k)] for k in tree.nodes["station"][nodes]])
         nothing = np.full(len(nodes), -1)
         piece = Piece(
             given | {"parent": nothing, "child": nothing},
-            rows | {"node": np.searchsorted(nodes, rows["node"])},
-            [_renumbered(plot, number, lambda x: np.searchsorted(nodes, x)) for plot in waiting],
-            {number[k]: _renumbered(plot, number, lambda x: np.searchsorted(nodes, x))
-             for k, plot in active.items()},
+            rows | {"node": there(rows["node"])},
+            [_renumbered(plot, number, there) for plot in waiting],
+            {number[k]: _renumbered(plot, number, there) for k, plot in active.items()},
             [tree.stations[k] for k in stations], [], tree.units, tree.margin,
             tree.spare / self.team.size,
         )  # fmt: skip
@@ -201,12 +204,11 @@ class Lender:
             "parent": here(news["parent"]), "child": here(news["child"]),
             "station": stations[news["station"]],
         })  # fmt: skip
-        if grown is not loan.piece:
-            split = grown.nodes["child"][:given] >= 0
-            at = loan.nodes[split]
-            tree.nodes["child"][at] = here(grown.nodes["child"][:given][split])
-            for name in ("neuron", "cut"):
-                tree.nodes[name][at] = grown.nodes[name][:given][split]
+        split = grown.nodes["child"][:given] >= 0
+        at = loan.nodes[split]
+        tree.nodes["child"][at] = here(grown.nodes["child"][:given][split])
+        for name in ("neuron", "cut"):
+            tree.nodes[name][at] = grown.nodes[name][:given][split]
         tree.stations += grown.stations[len(loan.stations) :]
         tree.spare -= sum(x.size for x in grown.stations[len(loan.stations) :])
         tree.leaves += [leaf | {"node": here(leaf["node"])} for leaf in grown.leaves]

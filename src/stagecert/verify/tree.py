@@ -20,7 +20,6 @@ ROOT_STEPS, MORE_STEPS_EVERY = 30, 12
 STATION_STEPS = 12
 # So many steps of passes back cost what a node does; stations that are split at a time.
 STEPS_A_NODE, STATIONS_AT_ONCE = 10, 16
-PATIENT = 0.05  # seconds that a step waits where everything is lent
 # Neurons whose split of a station is tried, and steps on the nodes of its parts then.
 TRIED_AT_STATIONS, TRIAL_STEPS = 6, 3
 
@@ -291,7 +290,7 @@ class Tree:
         if self.lender is not None:
             self.lender.tend()
             if not len(self.stack) and not self.plots:
-                self.lender.wait(PATIENT)
+                self.lender.wait()
                 return self._nothing()
         # Only finite bounds count, and products of matrices warn of numbers that are not theirs.
         with np.errstate(all="ignore"):
